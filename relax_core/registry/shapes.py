@@ -30,7 +30,7 @@ def checked(value: Any, wanted: Any, where: str) -> Any:
     Lists and tuples are interchangeable, numpy's numbers count as numbers, and an array of one number as that number.
     `Any` and abstract types are not checked. Raises WrongShape naming `where`, such as `step: reward`.
     """
-    if fault := _fault(value, wanted, ""):
+    if not _plainly_fits(wanted)(value) and (fault := _fault(value, wanted, "")):
         place, got = fault
         raise WrongShape(f"{where}{place}: got {got}")
     return value
@@ -58,6 +58,30 @@ _FLAT = frozenset({str, int, float, bool, bytes, type(None)})
 """Types whose values have no parts to check."""
 _Fault = tuple[str, str]
 """(place within the value, value and wanted type as text)."""
+
+
+@lru_cache(maxsize=256)
+def _plainly_fits(wanted: Any) -> Callable[[Any], bool]:
+    """Return a fast test that is True only for values of exactly the wanted types; `_fault` decides about the rest."""
+    if wanted is Any or wanted is object:
+        return lambda value: True
+    origin, args = get_origin(wanted), get_args(wanted)
+    is_union = origin in (Union, types.UnionType)
+    if wanted in _FLAT or (is_union and _FLAT.issuperset(args)):
+        kinds = frozenset(args or (wanted,))
+        return lambda value: type(value) in kinds
+    tests = [_plainly_fits(one) for one in args if one is not Ellipsis]
+    if is_union:
+        return lambda value: any(test(value) for test in tests)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return lambda value: (
+            type(value) in (tuple, list)
+            and len(value) == len(tests)
+            and all(test(part) for test, part in zip(tests, value, strict=True))
+        )
+    if origin in (tuple, list, Sequence) and args:
+        return lambda value: type(value) in (tuple, list) and all(map(tests[0], value))
+    return lambda value: False
 
 
 def _fault(value: Any, wanted: Any, place: str) -> _Fault | None:

@@ -24,7 +24,6 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
-from relax_core.observe.process_log import bound
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, GoldResult, RewardResult, Unit, check_results, pack_units
@@ -266,7 +265,7 @@ class RewardPool:
             first, self._num_groups = self._num_groups, self._num_groups + len(groups)
         self.num_unanswered += sum(map(len, units))
         try:
-            await start_all(*(self._score(unit, groups, found, first) for unit in units))
+            await self._score(units, groups, found, first)
         finally:
             self.num_unanswered -= sum(found[at][place] is None for unit in units for at, place in unit)
         return found
@@ -305,51 +304,80 @@ class RewardPool:
 
     async def _score(
         self,
-        members: list[tuple[int, int]],
+        units: Sequence[list[tuple[int, int]]],
         groups: Sequence[Group],
         found: list[list[RewardResult | None]],
         first: int | None,
     ) -> None:
-        """Score one unit into `found`. `first`: number of the first of the groups, counted over all calls.
+        """Score units into `found`. `first`: number of the first of the groups, counted over all calls.
 
         Without `first`, failures do not count for the circuit breaker.
         """
-        unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
+        answers: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+        waiting: dict[asyncio.Future[Any], tuple[list[tuple[int, int]], Unit]] = {}
+
+        def submit(members: list[tuple[int, int]]) -> None:
+            unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
+            answer = self._pool.submit(unit, **_fields(members, unit))
+            waiting[answer] = members, unit
+            answer.add_done_callback(answers.put_nowait)
+
         try:
-            with bound(**_fields(members, unit)):
-                answer = self._pool.submit(unit)
-            packed = await answer
-            results = [one if isinstance(one, RewardResult) else RewardResult(one) for one in packed]
+            for members in units:
+                submit(members)
+            while waiting:
+                answer = await answers.get()
+                members, unit = waiting.pop(answer)
+                results = self._results(answer, len(unit))
+                if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
+                    middle = len(unit) // 2
+                    submit(members[:middle])
+                    submit(members[middle:])
+                    continue
+                for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
+                    assert trajectory is not None, "golds are scored by `golds`"
+                    self._record(result, task, trajectory, None if first is None else first + at)
+                    found[at][place] = result
+                    self.num_unanswered -= 1
+        finally:
+            for answer in waiting:
+                if not answer.cancel() and not answer.cancelled():
+                    answer.exception()  # mark this error as retrieved: another error is raised
+
+    def _results(self, answer: asyncio.Future[Any], count: int) -> list[RewardResult]:
+        """Return the results of a unit of `count` samples. Raises the error that made the processes unusable."""
+        try:
+            return [one if isinstance(one, RewardResult) else RewardResult(one) for one in answer.result()]
         except ItemTimeout:
             error = f"did not answer within timeout_s = {self.settings.timeout_s:g} ({self._place})"
-            late = RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=self._place)
-            results = [late] * len(unit)
+            return [
+                RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=self._place)
+            ] * count
         except ItemCrash as crash:
             error = f"its process ended twice on this sample ({self._place}): {crash}"
-            ended = RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=self._place)
-            results = [ended] * len(unit)
-        if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
-            middle = len(unit) // 2
-            halves = members[:middle], members[middle:]
-            await start_all(*(self._score(half, groups, found, first) for half in halves))
+            return [
+                RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=self._place)
+            ] * count
+
+    def _record(self, result: RewardResult, task: Task, trajectory: Trajectory, group: int | None) -> None:
+        """Count a result for the circuit breaker; fail the pool and raise its error if the breaker opens.
+
+        `group`: number of the sample's group; None: failures do not count.
+        """
+        fault = None if result.outcome.judged else (result.kind, result.place)
+        seen = "" if group is None else self._breaker.record(fault, group)
+        if not seen:
             return
-        for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
-            assert trajectory is not None, "golds are scored by `golds`"
-            fault = None if result.outcome.judged else (result.kind, result.place)
-            seen = "" if first is None else self._breaker.record(fault, first + at)
-            if seen:
-                opened: Exception
-                if result.outcome in ENGINE_OUTCOMES:
-                    where = seen.removeprefix("alike ")
-                    opened = InfrastructureError(f"reward {self.name} got no answer {where}: {result.error}")
-                else:
-                    name = self.settings.chosen.name  # the name for `relax try`
-                    sample = failing_sample({"reward": name}, task, trajectory, result)
-                    opened = CircuitOpen(name, result, seen, sample)
-                self._pool.fail(opened)
-                raise opened
-            found[at][place] = result
-            self.num_unanswered -= 1
+        opened: Exception
+        if result.outcome in ENGINE_OUTCOMES:
+            where = seen.removeprefix("alike ")
+            opened = InfrastructureError(f"reward {self.name} got no answer {where}: {result.error}")
+        else:
+            name = self.settings.chosen.name  # the name for `relax try`
+            sample = failing_sample({"reward": name}, task, trajectory, result)
+            opened = CircuitOpen(name, result, seen, sample)
+        self._pool.fail(opened)
+        raise opened
 
 
 def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:

@@ -169,14 +169,16 @@ class IsolatedPool:
         await start_all(*(process.ready() for process in self._processes))
         self._serving = [asyncio.create_task(self._serve(process)) for process in self._processes]
 
-    def submit(self, item: Any) -> asyncio.Future[Any]:
-        """Run an item in any process. The future raises the item's error, ItemTimeout or ItemCrash."""
+    def submit(self, item: Any, **fields: Any) -> asyncio.Future[Any]:
+        """Run an item in any process. The future raises the item's error, ItemTimeout or ItemCrash.
+
+        `fields` are added to the log records of the item.
+        """
         if self._failed is not None:
             raise self._failed
         done = asyncio.get_running_loop().create_future()
         self._unanswered.add(done)
-        done.add_done_callback(self._unanswered.discard)
-        self._waiting.put_nowait(_Item(item, done, bound_fields()))
+        self._waiting.put_nowait(_Item(item, done, {**bound_fields(), **fields}))
         return done
 
     @asynccontextmanager
@@ -239,6 +241,8 @@ class IsolatedPool:
         except Exception as error:
             for item in items:
                 item.settle(charged(error, who(self._spec.component)))
+        finally:
+            self._unanswered.difference_update([item.done for item in items])
 
     async def _round(self, process: IsolatedProcess, items: list[_Item], alone: bool) -> list[_Item]:
         """Send items to the process once; return the items without an answer."""

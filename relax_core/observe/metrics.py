@@ -11,6 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from relax_core.api.events import EvalFinished
@@ -241,6 +242,7 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
 def metric(key: str) -> Metric | None:
     """Return the registered metric of a key, or None; a literal key takes precedence over a pattern."""
     matching = [known for known in METRICS if known.matches(key)]

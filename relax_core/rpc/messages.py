@@ -162,7 +162,10 @@ def _field(value: Any, large: list[Any] | None) -> Any:
     """Encode the value of a field where msgpack alone would lose the difference between list and tuple."""
     kind = type(value)
     if kind is tuple:  # as a list, which msgpack encodes without a call of `_encode`
-        return list(value) if _FLAT.issuperset(map(type, value)) else [_field(each, large) for each in value]
+        kinds = set(map(type, value))
+        if kinds == {dict}:
+            return msgpack.ExtType(_TUPLE, _encoded(list(value), large, True))
+        return list(value) if kinds <= _FLAT else [_field(each, large) for each in value]
     if kind is list or (kind is dict and not _FLAT.issuperset(map(type, value.values()))):
         return msgpack.ExtType(_EXACT, _encoded(value, large, True))
     return value
@@ -189,11 +192,12 @@ def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
     if kinds <= _FLAT:
         return list(values)
     if kinds.isdisjoint((list, dict)):
-        numbers = {number: place for place, number in enumerate(dict.fromkeys(map(id, values)))}
-        if 2 * len(numbers) <= len(values):
-            distinct = list({id(value): value for value in values}.values())
-            places = [numbers[id(value)] for value in values]
-            return msgpack.ExtType(_SHARED, encode([_column(distinct, large), places], large))
+        keys = list(map(id, values))
+        distinct = dict(zip(keys, values, strict=True))
+        if 2 * len(distinct) <= len(values):
+            numbers = {key: number for number, key in enumerate(distinct)}
+            shared = [_column(list(distinct.values()), large), list(map(numbers.__getitem__, keys))]
+            return msgpack.ExtType(_SHARED, encode(shared, large))
         if kinds != {tuple}:
             return _table(values, large) if _alike(values) else [_field(each, large) for each in values]
         parts = list(chain.from_iterable(values))

@@ -92,10 +92,13 @@ async def run_answers(
         sample = Sample(family, generate, limits, lambda observation: (), sampling=sampling, place=place)
         samples.append(sample)
         branch = Branch(sample, task.prompt, prompt, seed)
-        with suppress(SessionEnded), sample.charged():
-            request = branch.begin()
-            request.on_end = on_end
-            asked.append((branch, request))
+        try:
+            with sample.charged():
+                request = branch.begin_as(*asked[0]) if asked else branch.begin()
+        except SessionEnded:
+            continue
+        request.on_end = on_end
+        asked.append((branch, request))
     try:
         if asked:
             await generate([request for _, request in asked])

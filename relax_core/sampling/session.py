@@ -142,20 +142,12 @@ class Sample:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
-    @contextmanager
-    def charged(self) -> Iterator[None]:
+    def charged(self) -> _Charged:
         """Charge the sample for an error of the body, which renders messages or parses a turn: raise SessionEnded.
 
         So text of the policy or environment, and its rendering by a template or family, can end only this sample.
         """
-        try:
-            yield
-        except SessionEnded:
-            raise
-        except Exception as error:
-            if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
-                raise
-            raise self.unreadable(error) from error
+        return _Charged(self)
 
     def unreadable(self, error: Exception) -> SessionEnded:
         """End the sample because its messages can't be rendered or its turn can't be parsed."""
@@ -241,6 +233,23 @@ class Sample:
             tuple(self.step_turns), tuple(self.states), tuple(self.contexts) if any(self.contexts) else (),
             {"queue": self.queued_s, "generate": self.generate_s, "environment": self.environment_s},
         )  # fmt: skip
+
+
+class _Charged:
+    """The context of `Sample.charged`; a class, since samples enter thousands of them a step."""
+
+    __slots__ = ("_sample",)
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, SessionEnded):
+            if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
+                return
+            raise self._sample.unreadable(error) from error
 
 
 class Branch:
@@ -335,8 +344,24 @@ class Branch:
         self._newest_turn, self._state = len(sample.states), ""
         sample.states.append(state)
         sample.contexts.append(self._context)
+        return self._request(room, stop or limits.stop)
+
+    def begin_as(self, other: Branch, request: PendingRequest) -> PendingRequest:
+        """Begin the first turn as `other` has begun its first turn, with `request`, and share its rendered prompt.
+
+        Both samples are new and equal but for seed, sampling and place.
+        """
+        sample, first = self.sample, other.sample
+        sample.forest, sample.roots, sample.num_tokens = list(first.forest), dict(first.roots), first.num_tokens
+        sample.states, sample.contexts = list(first.states), list(first.contexts)
+        self.used, self._leaf, self._num_rendered = True, other._leaf, other._num_rendered
+        self._tokens, self._media = other._tokens, other._media
+        return self._request(request.max_new_tokens, request.stop)
+
+    def _request(self, room: int, stops: tuple[str, ...]) -> PendingRequest:
+        """Return the request for a turn of at most `room` tokens."""
+        sample = self.sample
         self._turn += 1
-        stops = stop or limits.stop
         return PendingRequest(
             self._tokens, room, turn_seed(self._seed, self._turn - 1), sample.sampling, sample.family.stop_tokens, stops,
             self._media, sample.place, watch_for(stops, sample.family.decode),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,11 @@ def made(build: Callable[[Path, int], Made], doc: str | None) -> Made:
 
     torch.set_num_threads(1)
     return build(arguments.folder, arguments.seed)
+
+
+def untrained() -> bool:
+    """Return True for `relax plan`, which needs only the sizes of models: a builder then skips its warm start."""
+    return bool(os.environ.get("RELAX_UNTRAINED"))
 
 
 def save_tokenizer(tokenizer: Any, special: Sequence[str], template: str, folder: Path) -> Any:

@@ -208,7 +208,9 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
         elif group.name == "rollout":
             first = last = _engine_estimate(cast(Engine, backend), context, step, group.size)
         else:
-            first, last = (_rank_estimate(cast(Trainer, backend), context, group, n, step) for n in (0, group.size - 1))
+            first = last = _rank_estimate(cast(Trainer, backend), context, group, 0, step)
+            if group.size > 1:
+                last = _rank_estimate(cast(Trainer, backend), context, group, group.size - 1, step)
         return ProcessNeed(group, first, last)
     except NotImplementedError as error:
         return ProcessNeed(group, None, None, f"not estimated by {choice.name}{f': {error}' if str(error) else ''}")

@@ -58,6 +58,8 @@ from relax_core.tensor_files.whole_folder import finish_replacement
 
 RECIPES = "relax.recipes"
 """Entry-point group in which recipes are registered."""
+UNTRAINED = "RELAX_UNTRAINED"
+"""Environment variable that is not empty if a recipe's modules may leave out the training of their models."""
 BUILD_S = 1800.0
 """Most seconds that a module of a recipe may run."""
 
@@ -72,11 +74,12 @@ class Recipe:
     def toml(self) -> str:
         return resources.files(self.package).joinpath("recipe.toml").read_text()
 
-    def build(self, folder: Path, seed: int, teacher: bool = False) -> Path:
+    def build(self, folder: Path, seed: int, teacher: bool = False, *, untrained: bool = False) -> Path:
         """Build model and data, and with `teacher` also the teacher, in `folder`; return the path of the configuration.
 
-        Each module runs in a child process, which ends with this process; its output goes to stderr. Raises RelaxError
-        if a module fails.
+        `untrained`: the modules may leave out the training of their models, since only the sizes matter. Each module
+        runs in a child process, which ends with this process; its output goes to stderr. Raises RelaxError if a module
+        fails.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(self.toml())
@@ -84,7 +87,7 @@ class Recipe:
             command = [sys.executable, "-m", "relax_core.runners.local.parent_death", f"{self.package}.{module}"]
             with subprocess.Popen(
                 [*command, str(folder), "--seed", str(seed)], stdin=subprocess.PIPE, stdout=sys.stderr,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, UNTRAINED: "1" if untrained else ""},
             ) as child:  # fmt: skip
                 try:
                     status = child.wait(BUILD_S)
@@ -129,12 +132,17 @@ class PlannedRun:
     recipe: Recipe | None
     """The named recipe if its files must still be built; else None."""
 
-    def build_recipe(self, folder: Path, sources: Sequence[Source], overrides: Sequence[str]) -> PlannedRun:
-        """Build the files of a named recipe in `folder`, and plan the run with these files."""
+    def build_recipe(
+        self, folder: Path, sources: Sequence[Source], overrides: Sequence[str], *, untrained: bool = False
+    ) -> PlannedRun:
+        """Build the files of a named recipe in `folder`, and plan the run with these files.
+
+        `untrained`: only the sizes of the models matter, so their training may be left out.
+        """
         if self.recipe is None:
             return self
         teacher = any("teacher" in stage.plan.roles for stage in self.stages)
-        built = self.recipe.build(folder, self.composed.config.seed, teacher)
+        built = self.recipe.build(folder, self.composed.config.seed, teacher, untrained=untrained)
         composed = with_steps(compose([built, *sources[1:]], overrides, self.catalogue))
         return PlannedRun(composed, self.catalogue, _plan_stages(composed, self.catalogue), None)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of `relax plan`: the bytes of each process and each memory, and a lower bound of a step's time.
 
-No process of the run is started. A recipe's files are built in a temporary folder, and a short matrix multiplication
-measures the machine's speed.
+No process of the run is started. A recipe's files are built in a temporary folder with an untrained model, and a short
+matrix multiplication measures the machine's speed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
     """Estimate each stage. Raises ConfigError if the configuration can't run, but not if a budget does not fit."""
     estimates = []
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
-        planned = plan_run(sources, overrides).build_recipe(Path(directory) / "recipe", sources, overrides)
+        folder = Path(directory) / "recipe"
+        planned = plan_run(sources, overrides).build_recipe(folder, sources, overrides, untrained=True)
         for stage in planned.stages:
             longest = longest_prompt(stage.config, planned.catalogue, stage.plan)
             needs = process_needs(stage.config, planned.catalogue, stage.plan, longest)

@@ -167,7 +167,7 @@ def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine
         keys = {f"placement.{_table(name)}.ranks" for stage in first.stages for name in trainer_groups(stage.plan)}
         ranks = dict.fromkeys(sorted(keys), machine.ranks or first.stages[0].config.placement.actor.ranks)
         placed = [*overrides, *(f"{key}={value}" for key, value in ranks.items())]
-        planned = plan_run(sources, placed).build_recipe(Path(directory) / "recipe", sources, placed)
+        planned = plan_run(sources, placed).build_recipe(Path(directory) / "recipe", sources, placed, untrained=True)
         for stage in planned.stages:
             where = plan(stage.config, planned.catalogue, on_gpus=machine.on_gpus)
             longest = longest_prompt(stage.config, planned.catalogue, where)

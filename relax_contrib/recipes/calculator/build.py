@@ -8,6 +8,7 @@ must find out that calling is better.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from typing import Any
 from relax_contrib.recipes.calculator.server import calculate
 from relax_contrib.recipes.calculator.task import CLOSES, OPENS, Item, items, save_tokenizer, write
 from relax_contrib.recipes.guess_number.build import IGNORED, collate
-from relax_contrib.recipes.making import made
+from relax_contrib.recipes.making import made, untrained
 from relax_contrib.recipes.quickstart import model as tiny
 
 STEPS, WARMUP_STEPS, BATCH, RATE = 600, 50, 64, 2e-3
@@ -27,13 +28,14 @@ CALL_TOKENS, ANSWER_TOKENS = 12, 6
 
 
 def build(folder: Path, seed: int) -> float:
-    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start, or nan without it."""
     train, held_out = items(seed)
     tokenizer = save_tokenizer(folder / "model")
     write(train, folder / "train.jsonl")
     write(held_out, folder / "held-out.jsonl")
     policy = tiny.build_model(seed)
-    reached = warm_up(policy, tokenizer, train, Random(f"calculator's warm start {seed}"))
+    random = Random(f"calculator's warm start {seed}")
+    reached = math.nan if untrained() else warm_up(policy, tokenizer, train, random)
     policy.save_pretrained(folder / "model")
     return reached
 

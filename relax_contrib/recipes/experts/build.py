@@ -34,7 +34,7 @@ def build_model(seed: int) -> Any:
 
 
 def build(folder: Path, seed: int) -> float:
-    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start, or nan without it."""
     return quickstart.build(folder, seed, build_model(seed), RATE)
 
 

@@ -9,12 +9,13 @@ Reinforcement learning must find out how to use hints for better guesses.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from relax_contrib.recipes.making import made
+from relax_contrib.recipes.making import made, untrained
 from relax_contrib.recipes.quickstart import model as tiny
 
 LETTERS = "abcdefghijklmnop"
@@ -26,7 +27,7 @@ IGNORED = -100
 
 
 def build(folder: Path, seed: int, steps: int = STEPS) -> float:
-    """Write all files that the recipe's TOML names; return the win rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the win rate of the warm start, or nan without it."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny.save_tokenizer(folder / "model")
     with (folder / "tasks.jsonl").open("w") as file:
@@ -35,9 +36,10 @@ def build(folder: Path, seed: int, steps: int = STEPS) -> float:
             file.write(json.dumps({"id": f"secret-{letter}", "prompt": prompt, "answer": letter}) + "\n")
     policy = tiny.build_model(seed)
     random = Random(f"guess number {seed}")
-    warm_up(policy, tokenizer, random, steps)
+    if not untrained():
+        warm_up(policy, tokenizer, random, steps)
     policy.save_pretrained(folder / "model")
-    return win_rate(policy, tokenizer, random)
+    return math.nan if untrained() else win_rate(policy, tokenizer, random)
 
 
 def warm_up(policy: Any, tokenizer: Any, random: Random, steps: int) -> None:
@@ -107,7 +109,8 @@ def win_rate(policy: Any, tokenizer: Any, random: Random) -> float:
 
 def main() -> None:
     won = made(build, __doc__)
-    print(f"guess the number: playing at random wins {won:.0%} of {GAMES} games", file=sys.stderr)
+    if not math.isnan(won):
+        print(f"guess the number: playing at random wins {won:.0%} of {GAMES} games", file=sys.stderr)
 
 
 if __name__ == "__main__":

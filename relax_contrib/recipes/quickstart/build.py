@@ -7,12 +7,13 @@ sometimes right, so the warm start trains until 30 % of sampled answers are righ
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from relax_contrib.recipes.making import made
+from relax_contrib.recipes.making import made, untrained
 from relax_contrib.recipes.quickstart import model as tiny
 from relax_contrib.recipes.quickstart.task import Item, split, write
 
@@ -24,7 +25,7 @@ IGNORED = -100
 
 
 def build(folder: Path, seed: int, policy: Any = None, rate: float = RATE) -> float:
-    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start.
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start, or nan without it.
 
     `policy` replaces the default model.
     """
@@ -34,7 +35,8 @@ def build(folder: Path, seed: int, policy: Any = None, rate: float = RATE) -> fl
     write(items.held_out, folder / "eval.jsonl")
     policy = policy or tiny.build_model(seed)
     random = Random(f"warm start {seed}")
-    reached = warm_up(policy, tokenizer, [random.choice(items.train) for _ in range(DRAWS)], items.check, random, rate)
+    shown = [random.choice(items.train) for _ in range(DRAWS)]
+    reached = math.nan if untrained() else warm_up(policy, tokenizer, shown, items.check, random, rate)
     policy.save_pretrained(folder / "model")
     return reached
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Estimate
 from relax_core.control import memory_check
 from relax_core.control.memory_check import free_memory
 from relax_core.control.planner import plan
@@ -64,3 +65,21 @@ def test_without_a_limit_the_machine_gives_what_is_available(tmp_path: Path) -> 
     there = psutil.virtual_memory().total
     assert 0 < free_memory(limited(tmp_path, "max")) <= there
     assert 0 < free_memory(tmp_path / "no-container") <= there
+
+
+@pytest.mark.parametrize(("ranks", "estimated"), [(1, [0]), (3, [0, 2])])
+def test_equal_ranks_are_estimated_once(
+    ranks: int, estimated: list[int], catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def estimate(trainer: object, context: object, group: object, rank: int, step: object) -> Estimate:
+        seen.append(rank)
+        return Estimate({"train": {"parameters": rank + 1}})
+
+    monkeypatch.setattr(memory_check, "_rank_estimate", estimate)
+    config = configured(catalogue, f"placement.actor.ranks={ranks}")
+    placed = plan(config, catalogue, on_gpus=False)
+    (need,) = memory_check.process_needs(config, catalogue, placed, 8, [placed.groups["actor"]])
+    assert seen == estimated
+    assert [one.phases["train"]["parameters"] for one in need.processes] == [1, *[ranks] * (ranks - 1)]

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.source import TaskSource
@@ -37,15 +40,20 @@ def with_steps(composed: Composed) -> Composed:
     return replace(composed, config=config, stages=tuple(stages), notices=tuple(notices))
 
 
-def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
-    """Return the number of rows of the training file that are not held out for evaluation."""
-    source = catalogue.build(config.source.chosen, TaskSource)
+def count_rows(config: RunConfig, build: Callable[..., Any], field: str, path: Path, columns: Mapping[str, str]) -> int:
+    """Return the number of rows of a task file. Raises ConfigError naming `field` if the file can't be read."""
+    source: TaskSource = build(config.source.chosen, TaskSource)
     try:
         with charged_to(source):
-            source.open(str(config.data.train), config.data.columns)
-            rows = len(source)
+            source.open(str(path), columns)
+            return len(source)
     except ConfigError as error:
-        raise ConfigError("data.train", error.got, error.fix) from error
+        raise ConfigError(field, error.got, error.fix) from error
+
+
+def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
+    """Return the number of rows of the training file that are not held out for evaluation."""
+    rows = count_rows(config, catalogue.build, "data.train", config.data.train, config.data.columns)
     held = config.eval.size if config.eval.every and not config.eval.sets else 0
     if rows <= held:
         raise ConfigError("eval.size", f"{held} of {rows} tasks", "leave at least one task to train on")

@@ -25,6 +25,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
 from relax_core.config.model_folder import WEIGHTS, model_context
 from relax_core.config.run_config import RunConfig, RunContext
+from relax_core.control.epochs import count_rows
 from relax_core.control.placement import TEACHER, has_gpus
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import open_training
@@ -131,7 +132,9 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
     if not config.placement.check_memory or elsewhere:
         return
     try:
-        if _bound(config, plan) <= SMALL * free_memory() and not any(_on_gpu(group) for group in plan.groups.values()):
+        if _bound(config, catalogue, plan) <= SMALL * free_memory() and not any(
+            _on_gpu(group) for group in plan.groups.values()
+        ):
             return
         needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
     except (MemoryError, OverflowError) as error:  # even the estimate of that many rows does not fit
@@ -142,12 +145,15 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
         budget.check()
 
 
-def _bound(config: RunConfig, plan: Plan) -> float:
+def _bound(config: RunConfig, catalogue: Catalogue, plan: Plan) -> float:
     """Return an upper bound of the bytes that a run can take, derived from its largest model."""
     rollout, prompt = config.rollout, config.data.max_prompt_tokens or UNBOUNDED
-    row = min(model_context(config.model.path) or UNBOUNDED, prompt + rollout.max_new_tokens)
+    context = model_context(config.model.path) or UNBOUNDED
+    row = min(context, prompt + rollout.max_new_tokens)
     tokens = rollout.groups_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
     trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
+    evaluations = _evaluations(config, catalogue.build, prompt) if "rollout" in plan.groups else ()
+    generated = max([tokens, *(work.rows * min(context, work.row_tokens) for work in evaluations)])
     teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
     pools = {pool.path for pool in config.engines if AUXILIARY_GROUP + pool.name in plan.groups}
     largest = 0.0
@@ -159,7 +165,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
         weights = stored * (1 if (text.get("dtype") or text.get("torch_dtype")) == "float32" else 2)
         width = text.get("hidden_size")
         width = width if isinstance(width, int) and width > 0 else 1
-        largest = max(largest, weights * (STATE + (COMPUTED * trained + CACHED * tokens) / width))
+        largest = max(largest, weights * (STATE + (COMPUTED * trained + CACHED * generated) / width))
     return (LIBRARIES + largest) * sum(group.size for group in plan.groups.values())
 
 
@@ -217,14 +223,37 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
 
 
 def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size: int) -> Estimate:
-    """Estimate an engine: memory for its share of all groups that may be in flight at once, work for one step."""
+    """Estimate an engine: memory for its share of all samples that may be in flight at once, work for one step.
+
+    In flight are the groups of training, up to the staleness bound, or the tasks of one evaluation set.
+    """
     config = context.config
-    ahead = 1 + (context.plan.max_staleness or 0)
-    evaluated = ceil(config.eval.size * config.eval.samples / step.group_size) if config.eval.every else 0
-    most = max(step.prompts * ahead, evaluated)
     spec = engine_spec(config, Version("actor", 0, 0))
-    memory = estimated(engine, spec, replace(step, prompts=ceil(most / size)))
-    return replace(memory, flops=estimated(engine, spec, replace(step, prompts=ceil(step.prompts / size))).flops)
+
+    def share(work: Workload) -> Estimate:
+        return estimated(engine, spec, replace(work, prompts=ceil(work.prompts / size)))
+
+    ahead = replace(step, prompts=step.prompts * (1 + (context.plan.max_staleness or 0)))
+    memory = max(map(share, (ahead, *_evaluations(config, context.build, step.prompt_tokens))), key=_peak)
+    return replace(memory, flops=share(step).flops)
+
+
+def _evaluations(config: RunConfig, build: Callable[..., Any], prompt_tokens: int) -> Iterator[Workload]:
+    """Yield the work of each evaluation set, whose tasks are all in flight at once; opens the files without a `size`."""
+    own = config.eval
+    if not own.every:
+        return
+    if not own.sets:
+        yield Workload(own.size, own.samples, prompt_tokens, config.rollout.max_new_tokens)
+    for at, table in enumerate(own.sets):
+        columns = table.columns or config.data.columns
+        size = table.size or count_rows(config, build, f"eval.sets.{at}.path", table.path, columns)
+        new_tokens = table.max_new_tokens or config.rollout.max_new_tokens
+        yield Workload(size, table.samples or own.samples, prompt_tokens, new_tokens)
+
+
+def _peak(estimate: Estimate) -> int:
+    return max((sum(parts.values()) for parts in estimate.phases.values()), default=0)
 
 
 def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, rank: int, step: Workload) -> Estimate:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
 import pytest
 
+from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
-from relax_core.api.plan import Estimate
+from relax_core.api.plan import Estimate, Workload
 from relax_core.control import memory_check
 from relax_core.control.memory_check import free_memory
 from relax_core.control.planner import plan
@@ -83,3 +85,48 @@ def test_equal_ranks_are_estimated_once(
     (need,) = memory_check.process_needs(config, catalogue, placed, 8, [placed.groups["actor"]])
     assert seen == estimated
     assert [one.phases["train"]["parameters"] for one in need.processes] == [1, *[ranks] * (ranks - 1)]
+
+
+class SizedEngine(Engine):  # type: ignore[misc]
+    """An engine whose estimate is the number of tokens of all rows."""
+
+    def __init__(self) -> None:
+        pass
+
+    def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
+        return Estimate({"generate": {"kv cache": work.rows * work.row_tokens}}, {"generate": work.rows})
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "tokens"),
+    [
+        ({"every": 0}, 2 * 32 * (8 + 4)),
+        ({"size": 100}, 100 * (8 + 4)),
+        ({"size": 100, "samples": 3}, 300 * (8 + 4)),
+        ({"sets": [{"name": "long", "path": "few.jsonl", "max_new_tokens": 900}]}, 3 * (8 + 900)),
+        ({"sets": [{"name": "long", "path": "few.jsonl", "max_new_tokens": 900, "size": 2}]}, 2 * (8 + 900)),
+        ({"sets": [{"name": "some", "path": "few.jsonl"}, {"name": "many", "path": "few.jsonl", "samples": 200}]}, 600 * 12),
+    ],
+)  # fmt: skip
+def test_engines_are_estimated_for_the_largest_evaluation_set_too(
+    evaluation: dict[str, object], tokens: int, catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.jsonl").write_text("".join(json.dumps({"prompt": text, "answer": "x"}) + "\n" for text in "abc"))
+    rollout = {"groups_per_step": 8, "group_size": 4, "max_new_tokens": 4}
+    config = configured(catalogue, "max_staleness=1", "placement.rollout.engines=1", rollout=rollout, eval=evaluation)
+    placed = plan(config, catalogue, on_gpus=False)
+    made = memory_check.PlanContext(config, placed, catalogue.build)
+    step = memory_check.largest_step(config, placed, 8)
+    found = memory_check._engine_estimate(SizedEngine(), made, step, 1)
+    assert found.phases == {"generate": {"kv cache": tokens}}
+    assert found.flops == {"generate": 32}  # of one step, whatever is evaluated
+
+
+def test_a_long_evaluation_set_raises_the_quick_bound(folder: str, catalogue: Catalogue) -> None:
+    def bound(**evaluation: object) -> float:
+        config = configured(catalogue, "data.max_prompt_tokens=8", model={"path": folder}, eval=evaluation)
+        return memory_check._bound(config, catalogue, plan(config, catalogue, on_gpus=False))
+
+    long = {"name": "long", "path": "tasks.jsonl", "size": 4000, "max_new_tokens": 100}
+    assert bound(sets=[long]) > bound(size=128)

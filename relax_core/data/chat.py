@@ -8,7 +8,7 @@ string gets the beginning-of-sequence token that the model's tokenizer would add
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -59,6 +59,7 @@ class ChatFamily(ModelFamily[Options]):
         self._vocab_size = max(vocabulary.values(), default=-1) + 1
         size = vocabulary_size(Path(str(model["path"]))) or self._vocab_size
         self.foreign_tokens = {number: text for text, number in vocabulary.items() if number >= size}
+        self.misread_ends = self._read_otherwise(files, eos, added)
         ends = (self._end_of_turn, *files.end_ids, eos)
         self._stop = tuple(dict.fromkeys(number for number in ends if number is not None and number < size))
         marks = self._format.ends if self._format else ()
@@ -218,6 +219,15 @@ class ChatFamily(ModelFamily[Options]):
         number, anchor = self._anchor
         ids = self.encode(anchor + text)
         return ids[1:] if ids[:1] == (number,) else self.encode(text)
+
+    def _read_otherwise(self, files: ChatFiles, eos: int | None, added: Container[int]) -> dict[int, str]:
+        """Return the model's end-of-sequence ids with their texts if the tokenizer can't be the model's own, else {}.
+
+        It can't if its `eos_token` has another id, and all ids of the configuration are ordinary text or none.
+        """
+        if eos is None or eos in files.end_ids or any(number in added for number in files.end_ids):
+            return {}
+        return {number: self._tokenizer.id_to_token(number) or "" for number in files.end_ids}
 
     def _find_end_of_turn(self, files: ChatFiles) -> int | None:
         """Return the added or stop token that the template puts after every assistant's turn, or None."""

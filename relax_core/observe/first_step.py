@@ -25,6 +25,8 @@ MOST_FAILED = 0.5
 """Largest fraction of issued samples that may fail."""
 MOST_OUTPAID = 0.5
 """Largest fraction of tasks in which a sample may earn more than the task's own answer."""
+MOST_FOREIGN = 0.01
+"""Largest share of the tokenizer's tokens that the model may lack: a few added tokens, not another vocabulary."""
 MOST_TASKS = 8
 """Number of tasks of step 1 that the rollout describes."""
 SHOWN = 2
@@ -108,6 +110,18 @@ def _inapplicable(name: str, why: str) -> FirstStepCheck:
 
 def _tokenizer(facts: Facts) -> FirstStepCheck:
     name = "tokenizer and model agree"
+    known = facts.get("tokenizer") or {}
+    foreign, tokens = known.get("foreign", 0), known.get("tokens", 0)
+    ends = [
+        f"{number} is {text!r}" if text else f"{number} is no token" for number, text in known.get("misread_ends", ())
+    ]
+    advice = (
+        "the tokenizer is another model's: restore tokenizer.json from the model's source, or correct model.tokenizer"
+    )
+    if ends:
+        return _check(name, True, "the tokenizer reads the model's eos_token_id as ordinary text", ends, advice)
+    if foreign > MOST_FOREIGN * tokens:
+        return _check(name, True, f"the model lacks {foreign} of the tokenizer's {tokens} tokens", (), advice)
     compared = [task for task in facts.get("tasks", ()) if task.get("other_ids") is not None]
     if not compared:
         return _inapplicable(name, "model.path has the only tokenizer of the run")
@@ -136,6 +150,10 @@ def _template(facts: Facts) -> FirstStepCheck:
     endless = [task for task in tasks if task.get("turn_end") == ""]
     if not endless:
         return _check(name, False, found)
+    if others := {task["user_end"] for task in endless if task.get("user_end")}:
+        kept = f"a user's turn ends with {_texts(others)}, and the policy's turn does not: {endless[0]['closing']!r}"
+        found = f"the template drops the end of the policy's turn in {len(endless)} of {len(tasks)} prompts"
+        return _check(name, True, found, [kept], advice)
     marks = [f"the tokenizer splits {mark} into {count} tokens" for mark, count in endless[0].get("split_marks", ())]
     written = f"after a turn the template writes {endless[0]['closing']!r}, and turns end with {_texts(stops.values())}"
     found = f"the template ends a turn without a stop token in {len(endless)} of {len(tasks)} prompts"

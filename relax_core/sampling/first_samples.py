@@ -25,6 +25,8 @@ SHOWN_TEXT = 60
 """Most characters of a text that the facts quote."""
 PROBE = "x"
 """Text of the turns with which the end of a turn is rendered."""
+OTHER_PROBE = "1"
+"""Text of another user's turn: the text after the policy's turn is the same up to the user's words."""
 MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:start|end)_of_turn>|<\uff5c[^<>\s]{1,40}\uff5c>")
 """A text that is one special token of the model families that use it."""
 
@@ -37,13 +39,24 @@ def stops(family: ModelFamily) -> list[tuple[int, str]]:
     return [(token, family.decode((token,), skip_special=False)) for token in family.stop_tokens]
 
 
+def tokenizer_facts(family: ModelFamily) -> dict[str, Any]:
+    """Describe how the tokenizer fits the model's configuration.
+
+    Keys: `tokens`, the tokenizer's size; `foreign`, the number of tokens that the model lacks; `misread_ends`, the
+    model's end-of-sequence ids with their texts if the tokenizer reads all of them as ordinary text.
+    """
+    misread = family.misread_ends if isinstance(family, ChatFamily) else {}
+    return {"tokens": family.vocab_size, "foreign": len(family.foreign_tokens), "misread_ends": [*misread.items()]}
+
+
 def task_facts(task: Task, tools: Sequence[Tool], family: ModelFamily, own: Any = None) -> dict[str, Any]:
     """Describe how the prompt of a task is rendered, without its media. `tools`: the tools that the prompt shows.
 
     `own`: the tokenizer of the model folder if the run uses another one, else None. Keys: `task`; `prompt_faults`, the
     differences between template and tokens; `other_ids`, the first token that `own` reads otherwise, empty for none
     and None without `own`; for a chat `turn_end`, the token that ends the policy's turn as text, empty for none,
-    `closing`, the text after the turn, and `split_marks`, texts like special tokens that are several tokens: (text, count).
+    `user_end`, the stop token that ends a user's turn, `closing`, the text after the policy's turn, and `split_marks`,
+    texts like special tokens that are several tokens: (text, count).
     """
     tokens = family.start(task.prompt, tools).tokens
     read = family.decode(tokens, skip_special=False), family.decode(tokens[1:], skip_special=False)
@@ -109,20 +122,25 @@ def _other_ids(text: str, family: ModelFamily, own: Any) -> str:
 
 def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> dict[str, Any]:
     """Render the text after a turn of the policy; return {} if the template refuses so short a chat."""
-    cut = next((token for token in family.encode(PROBE) if token not in family.stop_tokens), None)
+    stop = family.stop_tokens
+    cut = next((token for token in family.encode(PROBE) if token not in stop), None)
     try:
         chat = (*prompt, Message("assistant", PROBE))
         asked = (Message("user", PROBE),)
         closing, after = family.delta(chat, asked, cut).tokens, family.delta(chat, asked).tokens
+        other = family.delta(chat, (Message("user", OTHER_PROBE),), cut).tokens
     except RelaxError:
         return {}
     dropped = closing[: len(closing) - len(after)]  # the family drops the end of a turn that the policy has sampled
-    end = dropped[-1:] or tuple(token for token in closing if token in family.stop_tokens)[:1]
+    before = _shared(closing, other)  # a stop token after this place may end the user's turn
+    end = dropped[-1:] or tuple(token for token in closing[:before] if token in stop)[:1]
+    user_end = tuple(token for token in closing[before:] if token in stop)[:1]
     said = "".join(message.text for message in prompt)
     marks = [mark for mark in dict.fromkeys(MARK.findall(written)) if mark not in said]
     counts = [(mark, len(family.encode(mark))) for mark in marks]
     return {
         "turn_end": family.decode(end, skip_special=False),
+        "user_end": family.decode(user_end, skip_special=False),
         "closing": family.decode(closing, skip_special=False)[:SHOWN_TEXT],
         "split_marks": [(mark, count) for mark, count in counts if count > 1],
     }

@@ -37,7 +37,7 @@ from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import SHOWN, Evaluation, open_tasks
 from relax_core.sampling.failures import keep_sample
-from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts
+from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from relax_core.sampling.groups import InflightGroup, Selection, Turns, make_sampler
 from relax_core.sampling.prelaunch import PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
@@ -383,7 +383,7 @@ class RolloutWorker:
             {"group": one.issue.group, **task_facts(one.task, tools, self.family, own), "answer": answer}
             for one, tools, answer in zip(played, shown, answers, strict=True)
         ]
-        return {"stops": stops(self.family), "tasks": tasks}
+        return {"stops": stops(self.family), "tokenizer": tokenizer_facts(self.family), "tasks": tasks}
 
 
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:

@@ -137,6 +137,18 @@ OUTPAID = {"text": "12", "earned": 0.0, "best": 1.0, "response": "21"}
             "without a stop token in 1 of 2",
         ),
         (
+            {"tokenizer": {"tokens": 90, "foreign": 0, "misread_ends": [(7, "the"), (99, "")]}}, "tokenizer and model agree",
+            "failed", "reads the model's eos_token_id as ordinary text; 7 is 'the'; 99 is no token; the tokenizer is another",
+        ),
+        (
+            {"tokenizer": {"tokens": 1000, "foreign": 11, "misread_ends": []}}, "tokenizer and model agree", "failed",
+            "the model lacks 11 of the tokenizer's 1000 tokens; the tokenizer is another model's",
+        ),
+        (
+            task(turn_end="", user_end="<|im_end|>", closing="\n<|im_start|>"), "the template round trip is exact", "failed",
+            "the template drops the end of the policy's turn in 1 of 2 prompts; a user's turn ends with '<|im_end|>', and",
+        ),
+        (
             rows(given=3, partly=3, wrongly_trained=["token 4 (id 7) of group 0, sample 1 is trained and was given"]),
             "the mask covers what the policy sampled", "failed", "3 of 90 trained tokens were given, 3 of 16 turns are trained",
         ),
@@ -230,3 +242,8 @@ def test_tasks_of_several_deliveries_come_together_and_rows_are_replaced() -> No
     add_facts(known, {"rows": {"rows": 2}})
     assert [one["task"] for one in known["tasks"]] == [0, 0, 1, -1, 2, -2, 3, -3]
     assert known["rows"] == {"rows": 2} and known["stops"] == [(2, "<eos>")]
+
+
+def test_a_few_tokens_that_the_model_lacks_are_no_fault() -> None:
+    own = {"tokens": 1000, "foreign": 10, "misread_ends": []}
+    assert faults(checks(facts={"tokenizer": own})) == {}

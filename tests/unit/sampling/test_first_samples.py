@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
-from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts
+from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from tests.unit.data.test_chat import QWEN, SHAPES, open_family, write_model
 from tests.unit.data.test_tool_calls import open_family as open_with_marks
 from tests.unit.data.tool_templates import TEMPLATES
@@ -45,6 +46,31 @@ def test_no_template_of_a_known_format_has_a_fault(name: str, tmp_path: Path) ->
 def test_the_token_that_begins_the_next_turn_may_end_a_turn(tmp_path: Path) -> None:
     family = open_with_marks(tmp_path, TEMPLATES["glm"][1], "<|user|>", ("<|assistant|>",))
     assert task_facts(ASKED, (), family)["turn_end"] == "<|user|>"
+
+
+def test_a_template_that_drops_the_end_of_the_policys_turn_is_told_from_the_users_end(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, SHAPES["qwen"])
+    every = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    dropping = every.replace("<|im_end|>", "{% if m.role != 'assistant' %}<|im_end|>{% endif %}")
+    sound = task_facts(ASKED, (), open_family(folder, chat_template=every))
+    assert (sound["turn_end"], sound["user_end"]) == ("<|im_end|>", "<|im_end|>")
+    found = task_facts(ASKED, (), open_family(folder, chat_template=dropping))
+    assert (found["turn_end"], found["user_end"]) == ("", "<|im_end|>")
+
+
+def test_a_tokenizer_whose_text_is_the_models_end_is_another_models(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, SHAPES["qwen"])
+    own = open_family(folder)
+    assert tokenizer_facts(own) == {"tokens": own.vocab_size, "foreign": 0, "misread_ends": []}
+    (word,) = own.encode("=")
+    for ids, misread in (([word, 9999], [(word, "="), (9999, "")]), ([word, own.stop_tokens[1]], []), ([], [])):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+        assert tokenizer_facts(open_family(folder))["misread_ends"] == misread
+    (folder / "config.json").write_text(json.dumps({"vocab_size": own.vocab_size - 5}))
+    assert tokenizer_facts(open_family(folder))["foreign"] == 5
 
 
 def test_the_template_of_another_model_is_split_into_many_tokens(tmp_path: Path) -> None:

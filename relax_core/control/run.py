@@ -34,6 +34,7 @@ from relax_core.control.autoscale import Autoscaler
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
+from relax_core.engines.scaler import role_of
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
 from relax_core.observe.notifications import Notifier
@@ -331,7 +332,8 @@ class RunController:
                         for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
                 for scale in self._prepared.directory.take_scale_requests():
-                    await self._runner.run_status.command("rollout", "scale", json.dumps(scale))
+                    role = role_of(stage.config, str(scale.get("pool", "rollout")))
+                    await self._runner.run_status.command(role, "scale", json.dumps(scale))
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:

@@ -296,13 +296,16 @@ class EnginePool:
         """Return the log-prob of every token of each sequence, [sequences][tokens]; the first token of each has 0.
 
         The caller sets a deadline. Do not call this on a pool that is paused or receives weights. Sequences are grouped
-        into parts. A part goes to the least busy engine; if this engine fails, the part goes to a different one. A
-        deterministic pool scores each sequence alone, so that no result depends on the batch.
+        into parts, so that each engine that serves gets a share. A part goes to the least busy engine; if this engine
+        fails, the part goes to a different one. A deterministic pool scores each sequence alone, so that no result
+        depends on the batch.
         """
         if self._deterministic:
             return [(await self._score_part([sequence], temperature))[0] for sequence in sequences]
-        parts = await start_all(*(self._score_part(part, temperature) for part in _parts(sequences)))
-        return list(chain.from_iterable(parts))
+        fair = -(-sum(map(len, sequences)) // max(len(self._router.available()), 1))
+        parts = _parts(sequences, min(MAX_SCORED_TOKENS, fair))
+        scored = await start_all(*(self._score_part(part, temperature) for part in parts))
+        return list(chain.from_iterable(scored))
 
     async def _score_part(self, sequences: Sequence[Sequence[int]], temperature: float) -> Sequence[Sequence[float]]:
         while True:
@@ -475,11 +478,11 @@ class EnginePool:
         return found
 
 
-def _parts(sequences: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+def _parts(sequences: Sequence[Sequence[int]], max_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
     part: list[Sequence[int]] = []
     tokens = 0
     for sequence in sequences:
-        if part and tokens + len(sequence) > MAX_SCORED_TOKENS:
+        if part and tokens + len(sequence) > max_tokens:
             yield part
             part, tokens = [], 0
         part.append(sequence)

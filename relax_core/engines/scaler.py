@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged
-from relax_core.config.run_config import RunContext
+from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, ScaleRequest, Step, fixed_size
@@ -25,7 +25,6 @@ from relax_core.registry.shapes import WrongShape, checked
 
 POLICY = "rollout"
 """Name of the pool of the policy's engines; every other pool has the name of its table in `[[engines]]`."""
-FILE = "scaling.json"
 SCHEMA = "relax.scaling/1"
 POLL_S = 0.25
 """Seconds between two looks for requests."""
@@ -40,10 +39,27 @@ class ScaledPool(NamedTuple):
     scaling: PoolScaling
 
 
-def scaled_pools(context: RunContext, policy: EnginePool, auxiliary: AuxiliaryPools) -> dict[str, ScaledPool]:
-    """Return the pools of the rollout with their machines. The first engines of each pool never leave."""
+def role_of(config: RunConfig, pool: str) -> str:
+    """Return the role that holds a pool: the teacher role holds the pools of teachers, the rollout all others."""
+    return "teacher" if any(teacher.engine == pool for teacher in config.teachers) else "rollout"
+
+
+def file_of(role: str) -> str:
+    """Return the name of the file that holds the operations of a role's pools."""
+    return "scaling.json" if role == "rollout" else f"scaling-{role}.json"
+
+
+def scaled_pools(
+    context: RunContext, auxiliary: AuxiliaryPools, policy: EnginePool | None = None
+) -> dict[str, ScaledPool]:
+    """Return the pools of a role with their machines. The first engines of each pool never leave.
+
+    `policy`: the pool of the policy's engines, which only the rollout has.
+    """
     config, plan = context.config, context.plan
-    pools = {POLICY: (policy, config.placement.rollout.least, "engine", POLICY)}
+    pools: dict[str, tuple[EnginePool, int, str, str]] = {}
+    if policy is not None:
+        pools[POLICY] = (policy, config.placement.rollout.least, "engine", POLICY)
     for name, client in auxiliary.clients.items():
         group = AUXILIARY_GROUP + name
         pools[name] = (client.pool, plan.groups[group].size, f"{name}-engine", group)
@@ -68,17 +84,19 @@ class Scaler:
     """
 
     def __init__(
-        self, pools: Mapping[str, ScaledPool], context: RunContext, wall: Callable[[], float] = time.time
+        self, pools: Mapping[str, ScaledPool], role: str, context: RunContext, wall: Callable[[], float] = time.time
     ) -> None:
         """`pools`: the role's pools by name. `wall`: the time of day, in seconds since 1970."""
-        self._pools, self._context, self._wall = pools, context, wall
-        self._file = Path(context.run_dir) / FILE
+        self._pools, self._role, self._context, self._wall = pools, role, context, wall
+        self._file = Path(context.run_dir) / file_of(role)
         self._changed = asyncio.Event()
         self._told: dict[str, tuple[str, str]] = {}
         """(state, detail) of each operation at its last event."""
 
     async def run(self) -> None:
-        """Finish what the former process of the role began; then take requests for ever."""
+        """Finish what the former process of the role began; then take requests for ever. Return if there are no pools."""
+        if not self._pools:
+            return
         kept = await asyncio.to_thread(read_document, self._file) or {}
         found = kept.get("pools", {})
         for pool in found.values():
@@ -117,7 +135,7 @@ class Scaler:
                     raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
             except (TypeError, ValueError, WrongShape) as error:
                 said = f"a request to scale was ignored: {error}"
-                await self._context.run_status.emit(Logged("warning", POLICY, said))
+                await self._context.run_status.emit(Logged("warning", self._role, said))
             else:
                 found.append(request)
         return found
@@ -158,7 +176,7 @@ class Scaler:
                 level = "warning" if operation.state in ("failed", "partial", "refused") else "info"
                 said = f"scaling {operation.pool} to {operation.target} engines ({operation.id}): {operation.state}"
                 said += f"; {operation.detail}" if operation.detail else ""
-                await self._context.run_status.emit(Logged(level, POLICY, said, asdict(operation)))
+                await self._context.run_status.emit(Logged(level, self._role, said, asdict(operation)))
 
     def _write(self, document: Mapping[str, Any]) -> None:
         with self._context.changing_files():

@@ -386,9 +386,10 @@ class EngineSupervisor:
     async def join(self, slot: EngineSlot, on_step: Callable[[JoiningStep], None]) -> None:
         """Start an engine that the router knows as joining; return when it serves.
 
-        Raises if the engine can't start, is not healthy, has another model than the pool, or can't prove the newest
-        weights. It has served nothing then. In a resumed run, wait for the first weights; an engine that was started
-        elsewhere always does, since the weights of its own model folder are not proved.
+        Raises if the engine can't start, is not healthy, has another model than the pool, or can't prove its weights. It
+        has served nothing then. The fingerprint of the model folder proves the weights of a pool that gets no updates;
+        the newest version must be proved in a pool that does. In a resumed run, wait for the first weights; an engine
+        that was started elsewhere always does, since the weights of its own model folder are not proved.
         """
         on_step("creating")
         self.on_change()
@@ -400,6 +401,9 @@ class EngineSupervisor:
             if not health.ok:
                 raise InfrastructureError(f"{slot.name}: unhealthy after its start: {health.facts.get('failure', '')}")
             self._check_model(facts)
+            if self._updates is None and not facts.get("fingerprint"):
+                fix = "return the fact fingerprint from start(), as the engines of relax-plugin-transformers do"
+                raise InfrastructureError(f"{slot.name}: nothing proves that it has the model of its pool; {fix}")
             self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
             await self._offload_as_planned(slot)
         on_step("weight_syncing")

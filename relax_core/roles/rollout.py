@@ -87,7 +87,7 @@ class Rollout(Role):
         if state := await context.bus.kept("sampler"):
             worker.selection.load(state)
         self._failures = SampleFailures(context.config, context.run_dir)
-        scaler = Scaler(scaled_pools(context, worker.pool, worker.auxiliary_pools), context)
+        scaler = Scaler(scaled_pools(context, worker.auxiliary_pools, worker.pool), self.name, context)
         context.doing("ready", failures=self._failures.facts, engines=worker.pool.facts,
                       held=lambda: len(self._held), judging=worker.scorer.unanswered,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),

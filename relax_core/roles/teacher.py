@@ -20,8 +20,10 @@ from relax_core.api.role import Role
 from relax_core.config.run_config import RunContext
 from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools, engine_events
 from relax_core.engines.model_client import PoolModelClient
+from relax_core.engines.scaler import Scaler, scaled_pools
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, ForwardModel, forward_lease, width_of
 from relax_core.roles.rank_group import RankGroup
+from relax_core.rpc.waiting import attended
 
 
 class PoolTeacher:
@@ -76,8 +78,10 @@ class Teacher(Role):
                 table = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype, "head_dtype": own.head_dtype}
                 trainers.append(await RankGroup.start(context, group, self.name, table))
                 models.append((group, trainers[-1]))
-            context.doing("ready", pools=pools.facts)
-            await _TeacherLoop(context, models).run()
+            scaler = Scaler(scaled_pools(context, pools), self.name, context)
+            context.doing("ready", pools=pools.facts, scaling=scaler.facts)
+            async with attended(scaler.run()):
+                await _TeacherLoop(context, models).run()
         finally:
             for trainer in trainers:
                 await trainer.stop()

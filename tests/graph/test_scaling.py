@@ -29,7 +29,10 @@ class Pair(ScalingPolicy):
 def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     start: Start, relax_here: Relax, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy asks for the first change, then a person, an engine from elsewhere, and a client of the control API."""
+    """The policy asks for the first change, then a person, an engine from elsewhere, and a client of the control API.
+
+    The teacher's pool grows too.
+    """
     monkeypatch.setenv("RELAX_TOKEN", TOKEN)
     run, policy, elsewhere = start.directory / "run", start.directory / "pair.py", f"127.0.0.1:{free_port('127.0.0.1')}"
     policy.write_text(PAIR)
@@ -37,6 +40,7 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
         run, "train", tiny / "recipe.toml", *SMALL, "steps=5000", "run.runner=local", "checkpoint.every=0",
         "placement=hybrid", f"plugins=['{policy}']", 'autoscale={name="pair",out_cooldown_s=0}', "--run-dir", run, "--json",
         f"placement.rollout.external={{addresses=['{elsewhere}'],token='env:RELAX_TOKEN'}}", "weights.proof=behaviour",
+        "algorithm=distillation", f"engines=[{{name='taught',path='{tiny / 'model'}'}}]", "teachers=[{engine='taught'}]",
     )  # fmt: skip
     running.until_steps(1)
     assert relax_here("pause", run).code == 0  # the policy's windows last many steps
@@ -55,8 +59,15 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     assert operations(relax_here, run)[-1]["engines"] == {"engine-2": "active"}
     until(lambda: {"engine-0", "engine-1", "engine-2"} in proofs(run), "a version that all three have proved")
     assert relax_here("scale", run, "--drain", "engine-1", "--json").json["state"] == "done"
+    taught = relax_here("scale", run, "taught=2", "--json").json
+    assert (taught["state"], taught["detail"]) == ("done", "taught-1 is active")
     listed = relax_here("engines", run, "--json").json
-    assert [one["engine"] for one in listed["engines"]] == ["engine-0", "engine-2"]
+    assert {one["engine"] for one in listed["engines"]} == {
+        "engine-0",
+        "engine-2",
+        "taught-engine-0",
+        "taught-engine-1",
+    }
     server = ControlServer(open_run(run), "unix", TOKEN)
     serving = threading.Thread(target=server.run)
     serving.start()
@@ -92,8 +103,8 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
 
 
 def operations(relax_here: Relax, run: Path) -> list[dict[str, Any]]:
-    """Return what `relax engines` says about changes of the pools."""
-    return list(relax_here("engines", run, "--json").json["operations"])
+    """Return what `relax engines` says about changes of the policy's pool."""
+    return [one for one in relax_here("engines", run, "--json").json["operations"] if one["pool"] == "rollout"]
 
 
 def proofs(run: Path) -> list[set[str]]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from relax_core.api.events import Logged, RoleFailed
-from relax_core.engines.scaler import FILE
+from relax_core.engines.scaler import file_of, role_of
 from relax_core.engines.scaling import PoolScaling
+from tests.ascii_tokenizer import save_ascii_tokenizer
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 from tests.unit.roles.test_role_restarts import failing
 
@@ -20,24 +21,25 @@ HYBRID: dict[str, Any] = {"placement": {"mode": "hybrid"}, "max_staleness": 1}
 
 
 class Operator:
-    """A person who scales a simulated run, and waits for the end of each operation."""
+    """A person who scales a pool of a simulated run, and waits for the end of each operation."""
 
-    def __init__(self, simulation: SimulatedRun) -> None:
-        self._simulation, self._asked = simulation, 0
+    def __init__(self, simulation: SimulatedRun, pool: str = "rollout", role: str = "rollout") -> None:
+        self._simulation, self._pool, self._role, self._asked = simulation, pool, role, 0
 
-    async def scaling(self, pool: str = "rollout") -> PoolScaling:
+    async def scaling(self) -> PoolScaling:
         """Return the machine as the run's status shows it."""
         while True:
             beats = {beat.role: beat for beat in await self._simulation.run_status.heartbeats()}
-            if found := beats["rollout"].facts.get("scaling"):  # a role that starts shows none
-                return PoolScaling.of(json.loads(json.dumps(found[pool])))
+            if found := beats[self._role].facts.get("scaling"):  # a role that starts shows none
+                return PoolScaling.of(json.loads(json.dumps(found[self._pool])))
             await self._simulation.clock.sleep(0.5)
 
     async def ask(self, **request: Any) -> str:
         """Send a request; return its key."""
         self._asked += 1
         key = f"key-{self._asked}"
-        await self._simulation.run_status.command("rollout", "scale", json.dumps({"key": key, **request}))
+        asked = json.dumps({"key": key, "pool": self._pool, **request})
+        await self._simulation.run_status.command(self._role, "scale", asked)
         return key
 
     async def do(self, **request: Any) -> str:
@@ -142,7 +144,7 @@ def test_an_operation_is_finished_after_the_rollout_has_restarted(tmp_path: Path
     assert "restart" in list(scaling.operations.values())[-1].detail
     names = {span.worker for span in outcome.of("engine-", "start")}
     assert names == {f"engine-{number}" for number in range(5)}, "a name is used once"
-    kept = json.loads((tmp_path / FILE).read_text())["pools"]["rollout"]
+    kept = json.loads((tmp_path / file_of("rollout")).read_text())["pools"]["rollout"]
     assert (kept["engines"], kept["target"]) == (scaling.engines, 3)
 
 
@@ -189,3 +191,90 @@ def test_a_pool_whose_size_is_fixed_says_why(tmp_path: Path, settings: dict[str,
     SimulatedRun(tmp_path, steps=3, **settings).run(operate).assert_whole(3, 0)
     assert found[0].refusal is not None
     assert all(have.startswith(want) for have, want in zip(found[0].refusal, refusal, strict=True))
+
+
+TEACHER = """
+import asyncio
+from dataclasses import replace
+from tests.unit.roles.scripted_components import ScriptedEngine
+
+class ScoringEngine(ScriptedEngine):
+    capabilities = replace(ScriptedEngine.capabilities, score=True)
+
+    async def score(self, sequences, temperature=1.0):
+        await asyncio.sleep(0.2 * len(sequences))
+        return [[0.0] + [-1.0] * (len(tokens) - 1) for tokens in sequences]
+
+class OtherEngine(ScoringEngine):
+    async def start(self, spec):
+        facts = dict(await super().start(spec))
+        return facts | {"fingerprint": "two"} if spec.name == "taught-engine-1" else facts
+
+class NamelessEngine(ScoringEngine):
+    async def start(self, spec):
+        return {**await super().start(spec), "fingerprint": ""}
+"""
+
+
+def taught(folder: Path, engine: str, steps: int = 6) -> SimulatedRun:
+    """Make a run whose teacher is a pool of these engines."""
+    folder.mkdir(exist_ok=True)
+    (folder / "scoring.py").write_text(TEACHER)
+    save_ascii_tokenizer(folder / "teacher")
+    pool = {"name": "taught", "path": str(folder / "teacher"), "engine": {"name": f"{engine}-engine", "start_s": 0.7}}
+    return SimulatedRun(
+        folder, [str(folder / "scoring.py")], steps=steps, engines=[pool], teachers=[{"engine": "taught"}],
+        algorithm="distillation", placement="async", max_staleness=1,
+    )  # fmt: skip
+
+
+def test_a_pool_of_teachers_grows_and_shrinks_and_has_its_size_again_after_a_restart(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    async def operate(simulation: SimulatedRun) -> None:
+        await simulation.until_call("score")
+        operator = Operator(simulation, "taught", "teacher")
+        found.append(await operator.do(target=4))
+        await simulation.clock.sleep(1.0)  # under load
+        found.append(await operator.do(engine="taught-engine-1"))
+        await simulation.lose_role("teacher")
+        again = {"taught-engine-0", "taught-engine-4", "taught-engine-5"}  # a name is used once
+        while set((scaling := await operator.scaling()).engines) != again:
+            await simulation.clock.sleep(0.5)
+        found.append(scaling)
+
+    outcome = taught(tmp_path, "scoring", steps=12).run(operate)
+    outcome.assert_whole(12, 1)
+    grown, drained, scaling = found
+    assert (grown, drained) == ("active", "completed")
+    assert scaling.protected == ("taught-engine-0",)
+    for engine in ("taught-engine-4", "taught-engine-5"):  # the rows of a claim are divided among all engines
+        assert min(span.start for span in outcome.of(engine, "score")) >= outcome.of(engine, "health")[0].end
+    kept = json.loads((tmp_path / file_of("teacher")).read_text())["pools"]["taught"]
+    assert (kept["engines"], kept["target"]) == (scaling.engines, 3)
+    assert role_of(SimulatedRun(tmp_path / "other").config, "taught") == "rollout"
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("other", "an engine has the fingerprint two, the first of its pool one; give all machines the same"),
+        ("nameless", "taught-engine-1: nothing proves that it has the model of its pool; return the fact fingerprint"),
+    ],
+)
+def test_a_teacher_with_another_or_an_unproved_model_does_not_join(tmp_path: Path, engine: str, why: str) -> None:
+    found: list[PoolScaling] = []
+
+    async def operate(simulation: SimulatedRun) -> None:
+        await simulation.until_call("score")
+        operator = Operator(simulation, "taught", "teacher")
+        assert await operator.do(target=2) == "failed"
+        found.append(await operator.scaling())
+
+    simulation = taught(tmp_path, engine)
+    outcome = simulation.run(operate)
+    outcome.assert_whole(6, 1)
+    (failed,) = found[0].operations.values()
+    assert why in failed.detail and found[0].engines == ["taught-engine-0"]
+    assert not outcome.of("taught-engine-1", "score")
+    assert role_of(simulation.config, "taught") == "teacher" and role_of(simulation.config, "rollout") == "rollout"

@@ -11,7 +11,8 @@ from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.lora import Lora
 from safetensors.torch import load_file
 
-from relax_core.api import ConfigError, TrainerSpec, Version
+from relax_core.api import ConfigError, TensorInfo, TrainerSpec, Version
+from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
 from relax_core.testing.moe import tiny_moe
 from relax_core.testing.trainer import forward, make_rows, tiny_model
 from tests.megatron_on_cpu.layouts import (
@@ -211,6 +212,25 @@ def test_adapters_of_a_bfloat16_base_are_float32(dense):
         assert {info.dtype for info in publish(trainer, 3).tensors} == {"BF16"}
     with running(dense, optimizer=FAST, model={**LORA, "dtype": "bfloat16"}) as trainer:
         np.testing.assert_allclose([loss for loss, _ in steps(trainer, 0, 3)], losses, rtol=0.05, atol=0.01)
+
+
+def test_a_rounded_base_is_published_as_an_engine_of_another_format_loads_it(dense, tmp_path):
+    from safetensors.numpy import load_file as arrays
+
+    model, folder = {**LORA, "dtype": "bfloat16"}, arrays(f"{dense}/model.safetensors")
+    loaded = combined_fingerprint(
+        TensorInfo(name, one.shape, "F32", tensor_fingerprint(one), one.nbytes) for name, one in folder.items()
+    )
+    with running(dense, model=model, publish_dtype="float32") as trainer:
+        assert trainer.facts["base"] == loaded
+    with megatron(dense, ONE, model, FAST, publish_dtype="float32") as trainer:
+        assert trainer.facts["base"] == loaded
+        assert publish(trainer, 0).fingerprint == loaded  # every matrix B is 0
+        train(trainer, 0)
+        whole = publish(trainer, 1, transport=DISK, folder=str(tmp_path))
+        assert whole.fingerprint != loaded
+        trainer.load_published(whole, DISK)
+        assert publish(trainer, 1).fingerprint == whole.fingerprint
 
 
 @pytest.mark.faults

@@ -115,10 +115,11 @@ class Rank:
         self._scalars = scalars(spec, build)
         self._lora = Lora.of(spec, self._shape)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
+        self._publishes = publish_format(spec, self._dtype)
         with self.ranks.meeting("start"):
             self._join_groups()
             self._load(path)
-            self._publication = Publication(self._weights, publish_format(spec, self._dtype), build, self.ranks)
+            self._publication = Publication(self._weights, self._publishes, build, self.ranks)
         self._writing = Writing()
         seed_all(spec.seed)
 
@@ -146,7 +147,7 @@ class Rank:
         self._head: Head | None = None
         if last and not self._scalars:
             asked = self._spec.model.get("head_dtype") == "float32" and self._dtype != torch.float32
-            float32 = publish_format(self._spec, self._dtype) if asked else None
+            float32 = self._publishes if asked else None
             self._head = Head(decoder, self._shape, self._spec.suppress_tokens, float32=float32)
         self._decoder, self._model = decoder, decoder
         self._replay = RoutingReplay.of(
@@ -175,7 +176,10 @@ class Rank:
                 if source == SCALAR_HEAD and SCALAR_HEAD not in folder:
                     self._set(held, torch.zeros(held.parameter.shape))
                 else:
-                    self._set(held, self._weights.read(held, folder))
+                    value = self._weights.read(held, folder)
+                    self._set(held, value)
+                    if self._lora is not None and self._publishes != self._dtype:
+                        self._weights.keep(held, value)
         if self._lora is not None:
             own = {held.mapped.sources[0]: held for held in self._weights.held}
             for module, value in initial(self._lora, self._spec.seed):

@@ -73,6 +73,8 @@ class Weights:
         self._head_groups = shape.key_value_heads // grid.tensor
         self.held = [self._place(name, parameter) for name, parameter in decoder.named_parameters()]
         self._by_key = {held.mapped.sources[0]: held for held in self.held if held.original}
+        self._exact: dict[str, Tensor] = {}
+        """Frozen tensors in float32 by first source, for a model that is published in another format than it has."""
         own = [
             [source, list(held.shapes[at]), held.mapped.sources[0], at]
             for held in self.held if held.original and held.group.rank() == 0
@@ -147,6 +149,11 @@ class Weights:
         ]
         return self._padded(held, join(held.mapped.rule, found, self._head_groups))
 
+    def keep(self, held: Held, value: Tensor) -> None:
+        """Keep the float32 value of a frozen tensor in host memory: its parameter is rounded, and not as published."""
+        if held.original and held.mapped.sources[0] not in self.trained:
+            self._exact[held.mapped.sources[0]] = value.cpu()
+
     @torch.no_grad()
     def put(self, name: str, value: Tensor) -> None:
         """Copy this rank's part of a whole tensor into the Megatron tensors that it is a source of."""
@@ -154,9 +161,11 @@ class Weights:
             if name not in held.mapped.sources:
                 continue
             at, rule = held.mapped.sources.index(name), held.mapped.rule
-            own = apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group)
-            own[at] = self._padded(held, value[held.index(at)].to(held.parameter))
-            held.parameter.copy_(join(rule, own, self._head_groups))
+            for tensor in (held.parameter.detach(), self._exact.get(held.mapped.sources[0])):
+                if tensor is not None:
+                    own = apart(rule, tensor, self._head_groups, self._heads_per_group)
+                    own[at] = self._padded(held, value[held.index(at)].to(tensor))
+                    tensor.copy_(join(rule, own, self._head_groups))
 
     def _padded(self, held: Held, value: Tensor) -> Tensor:
         """Fill up a part of the vocabulary with zeros to the size that every rank holds."""
@@ -231,7 +240,8 @@ class Weights:
         """Return the whole sources of a tensor, with adapters if `fold`; all ranks of its group call together."""
         rule = held.mapped.rule
         wholes = []
-        parts = apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group)
+        value = self._exact.get(held.mapped.sources[0], held.parameter.detach())
+        parts = apart(rule, value, self._head_groups, self._heads_per_group)
         for source, own in zip(held.mapped.sources, parts, strict=True):
             own = (self._folded(source, own) if fold else own).to("cpu", dtype).contiguous()
             if rule.axis is not None and held.group.size() > 1:
@@ -250,7 +260,7 @@ class Weights:
         if matrix(module, "A") not in self._by_key:
             return own
         a, b = (self._by_key[matrix(module, side)].parameter.detach() for side in "AB")
-        return own.float() + self._scale * (b @ a)
+        return own.to(b) + self._scale * (b @ a)
 
 
 def count(entries: Mapping[str, Entry]) -> int:

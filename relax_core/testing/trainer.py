@@ -31,14 +31,15 @@ FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def tiny_model(
-    directory: Path, seed: int = 0, vocab_size: int = VOCAB, dtype: str = "float32", key_value_heads: int = 1
-) -> str:
+    directory: Path, seed: int = 0, vocab_size: int = VOCAB, dtype: str = "float32", key_value_heads: int = 1,
+    layers: int = 2,
+) -> str:  # fmt: skip
     """Save a Qwen3 of a few thousand random parameters as a Hugging Face folder; equal seeds give equal models."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2,
         num_key_value_heads=key_value_heads, head_dim=8,
         intermediate_size=32, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip

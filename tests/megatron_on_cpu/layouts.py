@@ -37,6 +37,8 @@ DP2 = Layout({}, 2)
 TP2 = Layout({"tensor_parallel": 2}, 2, 2)
 TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
 PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
+PP2_VP2 = Layout({"pipeline_parallel": 2, "virtual_pipeline": 2}, 2, 2)
+"""Interleaved chunks of layers; the model needs four layers."""
 CP2 = Layout({"context_parallel": 2}, 2, 2)
 EP2 = Layout({"expert_parallel": 2}, 2)
 
@@ -54,9 +56,9 @@ def megatron(
         trainer.stop()
 
 
-def steps(trainer: Any, start: int, stop: int) -> list[tuple[float, float]]:
-    """Train steps; return (loss, gradient norm) of each."""
-    results = [train(trainer, step) for step in range(start, stop)]
+def steps(trainer: Any, start: int, stop: int, budget: int = 0) -> list[tuple[float, float]]:
+    """Train steps; return (loss, gradient norm) of each. `budget`: tokens of a micro-batch."""
+    results = [train(trainer, step, budget=budget) for step in range(start, stop)]
     return [(result.metrics["train/loss"][0], result.grad_norm) for result in results]
 
 
@@ -68,12 +70,12 @@ class Curve:
     checkpoint: str
 
 
-def curve(trainer: Any, path: Path) -> Curve:
-    """Score rows, train, save on the way."""
+def curve(trainer: Any, path: Path, budget: int = 0) -> Curve:
+    """Score rows, train in micro-batches of at most `budget` tokens, save on the way."""
     scores = {name: forward(trainer, make_rows(99), 0, (name,)).values for name in COLUMNS}
-    early = steps(trainer, 0, SAVED)
+    early = steps(trainer, 0, SAVED, budget)
     trainer.save(str(path / "checkpoint"))
-    return Curve(scores, early, steps(trainer, SAVED, STEPS), str(path / "checkpoint"))
+    return Curve(scores, early, steps(trainer, SAVED, STEPS, budget), str(path / "checkpoint"))
 
 
 def assert_near(found: Curve, expected: Curve) -> None:

@@ -443,8 +443,8 @@ NOT_LEARNT = {
             "peak_tflops",
         },
         "megatron": {
-            "tensor_parallel", "sequence_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
-            "expert_tensor_parallel", "recompute", "logits_mb", "collective_timeout_s",
+            "tensor_parallel", "sequence_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel",
+            "expert_parallel", "expert_tensor_parallel", "recompute", "logits_mb", "collective_timeout_s",
         },
         "transformers": {
             "device", "attention", "max_batch_rows", "max_batch_tokens", "max_prefill_tokens", "deltas_every",

@@ -86,6 +86,19 @@ def test_a_pipeline_sends_hidden_states_and_waits_for_its_stages(folder):
     assert first.idle["train"] == pytest.approx(3 / (2 + 3))  # two micro-batches of 8192 tokens
 
 
+def test_chunks_of_a_stage_shorten_its_wait_and_cost_messages_and_memory(folder):
+    whole, chunked = (
+        estimates(folder, 2, pipeline_parallel=2, virtual_pipeline=chunks) for chunks in (1, 2)
+    )  # fmt: skip
+    hidden = 16 * 1024 * 64 * 2
+    for one, two in zip(whole, chunked, strict=True):
+        assert (one.sent["train"], two.sent["train"]) == (hidden, 3 * hidden)
+        assert (one.idle["train"], two.idle["train"]) == (pytest.approx(1 / 3), pytest.approx(1 / 5))
+    kept = [[one.phases["train"]["activations"] for one in found] for found in (whole, chunked)]
+    assert kept[1][1] == pytest.approx(1.5 * kept[0][1], rel=1e-6)  # three chunks of one layer for two layers
+    assert Grid(2, pipeline=2, virtual=2).layers(1, 8) == [2, 3, 6, 7]
+
+
 def test_layouts_are_every_grid_once_for_each_micro_batch_and_recomputation(folder):
     found = list(layouts(spec(folder, 4), WORK))
     assert len({(tuple(one.options.items()), one.tokens_per_micro_batch) for one in found}) == len(found)

@@ -20,6 +20,7 @@ from tests.megatron_on_cpu.layouts import (
     ONE,
     OPTIMIZER,
     PP2,
+    PP2_VP2,
     SAVED,
     SELECTIVE,
     STEPS,
@@ -84,6 +85,67 @@ def test_a_checkpoint_continues_in_any_layout_and_with_any_trainer(dense, expect
     with running(dense, optimizer=OPTIMIZER) as trainer:
         trainer.load(made.checkpoint)
         assert np.allclose(steps(trainer, SAVED, STEPS), made.late, rtol=2e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("deep"), key_value_heads=2, layers=4)
+
+
+@pytest.fixture(scope="session")
+def expected_of_deep(deep, tmp_path_factory):
+    with running(deep, optimizer=OPTIMIZER) as trainer:
+        return curve(trainer, tmp_path_factory.mktemp("torch"))
+
+
+def test_interleaved_stages_score_and_learn_as_with_torch(deep, expected_of_deep, tmp_path):
+    """The micro-batches have rows of different number and length, and their number fills no round of the stages."""
+    with megatron(deep, PP2_VP2) as trainer:
+        assert_near(curve(trainer, tmp_path, budget=32), expected_of_deep)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("ranks", [2, 4], ids=["PP2", "PP4"])
+def test_chunks_of_interleaved_stages_are_saved_published_and_exported_under_their_names(ranks, tmp_path):
+    path = tiny_model(tmp_path / "model", key_value_heads=2, layers=2 * ranks)
+    layout = Layout({"pipeline_parallel": ranks, "virtual_pipeline": 2}, ranks, ranks)
+    with running(path, optimizer=OPTIMIZER) as trainer:
+        expected = curve(trainer, tmp_path / "torch")
+        first = trainer.facts["fingerprint"]
+    with megatron(path, layout) as trainer:
+        assert trainer.facts["fingerprint"] == first
+        found = curve(trainer, tmp_path / "megatron", budget=32)
+        assert_near(found, expected)
+        scores = forward(trainer, make_rows(9), STEPS).values
+        trainer.export(str(tmp_path / "export"))
+        trainer.load(expected.checkpoint)
+        assert np.allclose(steps(trainer, SAVED, STEPS, budget=32), expected.late, rtol=2e-4, atol=1e-6)
+    with running(path, optimizer=OPTIMIZER) as trainer:
+        trainer.load(found.checkpoint)
+        assert np.allclose(steps(trainer, SAVED, STEPS), found.late, rtol=2e-4, atol=1e-6)
+    with running(tmp_path / "export", role="reference") as reference:
+        assert np.allclose(forward(reference, make_rows(9), 0).values, scores, rtol=0, atol=1e-5)
+
+
+@pytest.mark.faults
+def test_interleaved_stages_go_with_tensor_parallel_recomputation_and_critics(deep, expected_of_deep, tmp_path):
+    options = {**TP2_SP.options, **PP2_VP2.options, "recompute": "full"}
+    with megatron(deep, Layout(options, 4, 4)) as trainer:
+        assert_near(curve(trainer, tmp_path, budget=32), expected_of_deep)
+    with running(deep, role="critic", optimizer=OPTIMIZER) as trainer:
+        expected = critic_steps(trainer)
+    with megatron(deep, PP2_VP2, role="critic") as trainer:
+        assert np.allclose(critic_steps(trainer), expected, rtol=2e-4)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_interleaved_stages_replay_the_experts_of_their_layers(recompute, tmp_path):
+    path, replay = tiny_moe(str(tmp_path), 0, pad_token_id=None, num_hidden_layers=4), {"routing_replay": "rollout"}
+    with running(path, optimizer=OPTIMIZER, model=replay) as trainer:
+        expected = replayed(trainer, 4)
+    with megatron(path, Layout({**PP2_VP2.options, "recompute": recompute}, 2, 2), model=replay) as trainer:
+        assert_replayed_alike(replayed(trainer, 4), expected)
 
 
 @pytest.mark.faults
@@ -155,30 +217,36 @@ def test_a_float32_head_gives_the_logits_of_the_torch_trainer(even):
         assert np.abs(forward(trainer, rows, 0).values - expected).max() > 0.01
 
 
-def routed_rows(seed):
+def routed_rows(seed, layers=LAYERS):
     """Make rows whose tokens visit random experts; those of a few tokens are not known."""
     rows, random = make_rows(seed, version=seed), np.random.default_rng(seed)
     lengths = rows.columns["tokens"].lengths
-    experts = np.array([random.permutation(EXPERTS)[:TOP_K] for _ in range(int(lengths.sum()) * LAYERS)], np.uint8)
+    experts = np.array([random.permutation(EXPERTS)[:TOP_K] for _ in range(int(lengths.sum()) * layers)], np.uint8)
     known = (random.random(int(lengths.sum())) < 0.9).astype(np.uint8)
     return rows.with_columns({
-        "routed_experts": Ragged(experts.reshape(-1, LAYERS, TOP_K), lengths), "routed_valid": Ragged(known, lengths),
+        "routed_experts": Ragged(experts.reshape(-1, layers, TOP_K), lengths), "routed_valid": Ragged(known, lengths),
     })  # fmt: skip
 
 
-def replayed(trainer):
+def replayed(trainer, layers=LAYERS):
     """Train with given experts; return figures of each step, and the experts that the model would choose.
 
     A step has several micro-batches, of which the stages of a pipeline hold two at once.
     """
-    results = [train(trainer, step, routed_rows(step), budget=96) for step in range(4)]
+    results = [train(trainer, step, routed_rows(step, layers), budget=96) for step in range(4)]
     names = ("routing/replayed", "routing/differs")
     figures = [
         (r.grad_norm, r.metrics["train/loss"][0], *(n for name in names for n in r.metrics[name])) for r in results
     ]
     own = forward(trainer, make_rows(9), 0, ("routed_experts",)).values
-    given = forward(trainer, routed_rows(9), 0).values
+    given = forward(trainer, routed_rows(9, layers), 0).values
     return figures, np.sort(own, -1), given
+
+
+def assert_replayed_alike(found, expected):
+    assert np.allclose(found[0], expected[0], rtol=2e-4)
+    assert np.array_equal(found[1], expected[1])
+    assert np.allclose(found[2], expected[2], rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="session")
@@ -194,10 +262,7 @@ def expected_replay(mixture):
 )
 def test_replayed_experts_give_what_they_give_with_torch(mixture, expected_replay, layout):
     with megatron(mixture, layout, model={"routing_replay": "rollout"}) as trainer:
-        found = replayed(trainer)
-    assert np.allclose(found[0], expected_replay[0], rtol=2e-4)
-    assert np.array_equal(found[1], expected_replay[1])
-    assert np.allclose(found[2], expected_replay[2], rtol=0, atol=1e-5)
+        assert_replayed_alike(replayed(trainer), expected_replay)
 
 
 def of_family(family, path, key_value_heads=1) -> str:
@@ -254,6 +319,13 @@ def test_a_forward_role_loads_versions_and_deltas_that_another_layout_published(
         ({"tensor_parallel": 2}, 3, {}, r"trainer.tensor_parallel: got tensor_parallel 2 .* on 3 ranks"),
         ({"tensor_parallel": 4}, 4, {}, r"trainer.tensor_parallel: got 4; it must divide the 2 attention heads"),
         ({"pipeline_parallel": 4}, 4, {}, r"trainer.pipeline_parallel: got 4; it must divide the 2 layers"),
+        ({"virtual_pipeline": 2}, 1, {}, r"trainer.virtual_pipeline: got 2; .* set trainer.pipeline_parallel to 2"),
+        (
+            {**PP2.options, "virtual_pipeline": 2},
+            2,
+            {},
+            r"trainer.virtual_pipeline: got 2; .* the 1 layers of each stage",
+        ),
         ({"expert_parallel": 2}, 2, {}, r"trainer.expert_parallel: got 2; it must divide the 0 experts"),
         ({"sequence_parallel": True}, 1, {}, r"trainer.sequence_parallel: got True; .* set trainer.tensor_parallel"),
         ({}, 1, {"lora": {"rank": 4, "alpha": 8.0, "dora": True}}, r"model.lora.dora: .* use trainer = torch"),

@@ -79,6 +79,7 @@ class Architecture:
             ("tensor_parallel", grid.tensor, self.heads, "attention heads"),
             ("tensor_parallel", grid.tensor, self.key_value_heads, "key-value heads"),
             ("pipeline_parallel", grid.pipeline, self.layers, "layers"),
+            ("virtual_pipeline", grid.virtual, self.layers // grid.pipeline, "layers of each stage"),
             ("expert_parallel", grid.expert, self.experts, "experts"),
         ):
             if count % size or (size > 1 and not count):
@@ -94,8 +95,8 @@ class Architecture:
 
     def sizes(self, grid: Grid, rank: int, scalar: bool = False) -> Sizes:
         """Return the numbers of parameters that a rank holds; `scalar`: with a scalar head."""
-        stage, layers = grid.stage(rank), self.layers // grid.pipeline
-        held = range(stage * layers, (stage + 1) * layers)
+        stage, held = grid.stage(rank), grid.layers(rank, self.layers)
+        layers = len(held)
         mixtures = sum(bool(self.experts) and layer not in self.dense_layers for layer in held)
         matrices = self._attention(grid) * layers + 3 * self.hidden * self.mlp_width // grid.tensor * (
             layers - mixtures

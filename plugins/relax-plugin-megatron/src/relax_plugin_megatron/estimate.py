@@ -86,7 +86,7 @@ def estimate(
         (NOTE, *notes),
         {phase: moved},
         {phase: _sent(shape, grid, options, trained, spec.rank, passed, size, trains, again)},
-        {phase: (grid.pipeline - 1) / (max(1, len(micro_batches)) + grid.pipeline - 1)},
+        {phase: (grid.pipeline - 1) / (grid.virtual * max(1, len(micro_batches)) + grid.pipeline - 1)},
     )
 
 
@@ -105,10 +105,15 @@ def _layer(shape: Architecture, grid: Grid, options: MegatronOptions, size: int)
 
 
 def _kept(shape: Architecture, grid: Grid, options: MegatronOptions, size: int, rank: int, micro_batches: int) -> float:
-    """Return the bytes per token of one micro-batch that a stage keeps: the first stages hold several micro-batches."""
-    layers = shape.layers // grid.pipeline
+    """Return the bytes per token of one micro-batch that a stage keeps: the first stages hold several micro-batches.
+
+    With chunks, a stage runs ahead by rounds of all stages, and holds a micro-batch once for each chunk that it passed.
+    """
+    layers = shape.layers // (grid.pipeline * grid.virtual)
     whole = _layer(shape, grid, options, size)
-    held = min(grid.pipeline - grid.stage(rank), max(1, micro_batches))
+    after = grid.pipeline - 1 - grid.stage(rank)
+    ahead = after if grid.virtual == 1 else 2 * after + (grid.virtual - 1) * grid.pipeline
+    held = min(ahead + 1, grid.virtual * max(1, micro_batches))
     if options.recompute == "full":
         split = grid.tensor if options.sequence_parallel else 1
         return held * layers * size * shape.hidden / split + whole
@@ -145,7 +150,7 @@ def _sent(
     exchanged = hidden / split * shape.experts_per_token
     sent += passes * trained.mixtures * 2 * exchanged * others(grid.expert)
     stage = grid.stage(rank)
-    borders = (stage < grid.pipeline - 1) + (trains and stage > 0)
+    borders = grid.virtual - (stage == grid.pipeline - 1) + trains * (grid.virtual - (stage == 0))
     sent += borders * hidden / split
     if trains:  # gradients in float32 are summed by parts, and the new weights are gathered
         copies = ((trained.dense, grid.data * grid.context), (trained.experts, grid.expert_data))
@@ -160,7 +165,7 @@ def layouts(spec: TrainerSpec, work: Workload) -> Iterator[Layout]:
     """Yield every grid of `spec.world_size` ranks; one that can work with each micro-batch and with recomputation.
 
     Tensor parallelism goes with sequence parallelism, which saves memory and sends the same bytes. `selective`
-    recomputation is left out: attention keeps no scores, so it saves nothing.
+    recomputation is left out: attention keeps no scores, so it saves nothing. Stages have one chunk of layers each.
     """
     shape = architecture(spec)
     sizes = [size for size in range(1, spec.world_size + 1) if spec.world_size % size == 0]
@@ -169,7 +174,7 @@ def layouts(spec: TrainerSpec, work: Workload) -> Iterator[Layout]:
             continue
         options: dict[str, int | str | bool] = {
             "tensor_parallel": tensor, "sequence_parallel": tensor > 1, "pipeline_parallel": pipeline,
-            "context_parallel": context, "expert_parallel": expert, "expert_tensor_parallel": 1,
+            "virtual_pipeline": 1, "context_parallel": context, "expert_parallel": expert, "expert_tensor_parallel": 1,
         }  # fmt: skip
         grid = Grid(spec.world_size, tensor, pipeline, context, expert)
         shared = (grid.data, grid.data * context)

@@ -24,6 +24,8 @@ class Grid:
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    virtual: int = 1
+    """Chunks of consecutive layers on each pipeline stage."""
 
     @property
     def fits(self) -> bool:
@@ -39,6 +41,9 @@ class Grid:
                 f"{PREFIX}tensor_parallel", f"{sizes} on {self.world} ranks",
                 "the product must divide placement.actor.ranks; set as many ranks, or a multiple",
             )  # fmt: skip
+        if self.virtual > 1 and self.pipeline == 1:
+            fix = "it divides the layers of each pipeline stage; set trainer.pipeline_parallel to 2 or more"
+            raise ConfigError(f"{PREFIX}virtual_pipeline", self.virtual, fix)
         stage = self.world // self.pipeline
         if stage % (self.expert * self.expert_tensor):
             raise ConfigError(
@@ -63,6 +68,12 @@ class Grid:
     def stage(self, rank: int) -> int:
         """Return the pipeline stage of a rank; the last stage computes log-probs."""
         return rank // (self.tensor * self.context * self.data)
+
+    def layers(self, rank: int, count: int) -> list[int]:
+        """Return the layers that a rank holds of `count`, in order; with chunks, each stage has a part of every round."""
+        each = count // (self.pipeline * self.virtual)
+        firsts = (each * (chunk * self.pipeline + self.stage(rank)) for chunk in range(self.virtual))
+        return [first + layer for first in firsts for layer in range(each)]
 
     def reports(self, rank: int) -> bool:
         """Return True on the one rank of each data-parallel group that reports loss terms and scored rows."""

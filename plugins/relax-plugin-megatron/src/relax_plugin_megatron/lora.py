@@ -70,8 +70,8 @@ class Lora:
 
     def size(self, grid: Grid, rank: int, layers: int) -> int:
         """Return the number of parameters that a rank's adapters have, in a model of `layers` layers."""
-        each = layers // grid.pipeline
-        own = (one for one in self.layers if one.layer // each == grid.stage(rank))
+        held = grid.layers(rank, layers)
+        own = (one for one in self.layers if one.layer in held)
         return sum(one.size(self.table.rank, grid.tensor) for one in own)
 
 

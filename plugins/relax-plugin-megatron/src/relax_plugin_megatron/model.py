@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder on one rank: Megatron's GPT model without its head, which `Vocabulary` applies to trained tokens only."""
+"""The decoder on one rank: Megatron's GPT model, in one chunk or several, without its head.
+
+`Vocabulary` applies the head, to trained tokens only.
+"""
 
 from __future__ import annotations
 
@@ -126,33 +129,38 @@ def transformer_config(
         qk_layernorm=shape.head_norms, attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True,
         params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16,
         tensor_model_parallel_size=grid.tensor, pipeline_model_parallel_size=grid.pipeline,
+        virtual_pipeline_model_parallel_size=grid.virtual if grid.virtual > 1 else None,
         context_parallel_size=grid.context,
         expert_model_parallel_size=grid.expert, expert_tensor_parallel_size=grid.expert_tensor,
         sequence_parallel=options.sequence_parallel, variable_seq_lengths=grid.pipeline > 1,
-        batch_p2p_comm=False, moe_token_dispatcher_type="alltoall", gradient_accumulation_fusion=False,
+        # With two stages, both neighbours of a rank are the same rank, and Megatron's batched messages then mix up
+        # activations and gradients without an error. Sent one by one, they are right in every schedule.
+        batch_p2p_comm=False, overlap_p2p_comm=grid.virtual > 1,
+        moe_token_dispatcher_type="alltoall", gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False,
         persist_layer_norm=False, apply_rope_fusion=False,
         calculate_per_token_loss=True, perform_initialization=False, **experts, **recompute,
     )  # fmt: skip
 
 
-def make_decoder(config: TransformerConfig, shape: Architecture, grid: Grid, scalar: bool) -> Decoder:
-    """Make the part of the decoder that this rank holds, with weights that still have to be loaded.
+def make_chunk(config: TransformerConfig, shape: Architecture, grid: Grid, chunk: int, scalar: bool) -> Decoder:
+    """Make one chunk of the layers that this rank holds, with weights that still have to be loaded.
 
     `scalar`: with a scalar head, `score`, in place of the output layer.
     """
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    virtual = chunk if grid.virtual > 1 else None
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual)
     for layer in spec.layer_specs:
         _replace(layer, config.qk_layernorm)
     spec.layer_norm = Norm
     padded = -(-shape.vocabulary // grid.tensor) * grid.tensor
-    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    first = chunk == 0 and parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    last = chunk == grid.virtual - 1 and parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     decoder = Decoder(
         config, spec, vocab_size=padded, max_sequence_length=shape.context or 2**20, pre_process=first,
         post_process=last, parallel_output=True, share_embeddings_and_output_weights=shape.tied and not scalar,
         position_embedding_type="rope", rotary_base=int(shape.rope_base), rope_scaling=shape.rope_factor != 1.0,
-        rope_scaling_factor=shape.rope_factor,
+        rope_scaling_factor=shape.rope_factor, vp_stage=virtual,
     )  # fmt: skip
     if scalar and last:
         decoder.output_layer = None

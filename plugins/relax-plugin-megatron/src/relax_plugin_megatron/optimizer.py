@@ -7,7 +7,7 @@ it in the shape of the parameter and `restore` splits it again, so a checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,27 +27,29 @@ WEIGHT, STEP = "weight", "step"
 class Optimizer:
     """AdamW over the parameters of one rank; weight decay excludes vectors, as in the `torch` trainer."""
 
-    def __init__(self, model: DistributedDataParallel, spec: OptimizerSpec, dtype: torch.dtype) -> None:
+    def __init__(self, models: Sequence[DistributedDataParallel], spec: OptimizerSpec, dtype: torch.dtype) -> None:
         config = OptimizerConfig(
             optimizer="adam", lr=spec.lr, adam_beta1=spec.betas[0], adam_beta2=spec.betas[1], adam_eps=1e-8,
             weight_decay=spec.weight_decay, clip_grad=spec.grad_clip, bf16=dtype == torch.bfloat16,
             fp16=dtype == torch.float16, params_dtype=dtype, use_distributed_optimizer=True,
             loss_scale=1.0 if dtype == torch.float16 else None,  # the rank scales losses itself
         )  # fmt: skip
-        self._model, self._clip, self._weight_decay = model, spec.grad_clip, spec.weight_decay
-        self._optimizer = get_megatron_optimizer(config, [model])
+        self._models, self._clip, self._weight_decay = list(models), spec.grad_clip, spec.weight_decay
+        self._optimizer = get_megatron_optimizer(config, self._models)
         chained = isinstance(self._optimizer, ChainedOptimizer)
         self._parts: list[Any] = self._optimizer.chained_optimizers if chained else [self._optimizer]
 
     def clear_gradient(self) -> None:
-        self._model.zero_grad_buffer()
+        for model in self._models:
+            model.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def finish_gradient(self, factor: float) -> float:
         """Sum the gradients over the ranks, multiply them by `factor`, clip; return the norm before clipping."""
-        finalize_model_grads([self._model])
+        finalize_model_grads(self._models)
         if factor != 1.0:
-            self._model.scale_gradients(factor)
+            for model in self._models:
+                model.scale_gradients(factor)
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
         if self._clip > 0:

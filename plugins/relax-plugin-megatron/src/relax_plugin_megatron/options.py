@@ -20,6 +20,9 @@ class MegatronOptions(Options):
     """Split norms and activations between blocks along the tokens of a row over the tensor-parallel ranks."""
     pipeline_parallel: int = Field(1, ge=1)
     """Number of stages with consecutive layers; micro-batches pass through them one forward, one backward (1F1B)."""
+    virtual_pipeline: int = Field(1, ge=1)
+    """Number of chunks of consecutive layers that each stage holds (interleaved 1F1B). More chunks shorten the idle time
+    of stages, and send activations as many times as often. The product with `pipeline_parallel` must divide the layers."""
     context_parallel: int = Field(1, ge=1)
     """Number of ranks that split the tokens of every row; each gathers the keys and values of all. For long rows."""
     expert_parallel: int = Field(1, ge=1)
@@ -47,4 +50,5 @@ class MegatronOptions(Options):
             self.context_parallel,
             self.expert_parallel,
             self.expert_tensor_parallel,
+            self.virtual_pipeline,
         )

@@ -77,7 +77,7 @@ from relax_plugin_megatron.architecture import Architecture, check_parts
 from relax_plugin_megatron.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_megatron.folder import FolderReader, exported_config, write_folder
 from relax_plugin_megatron.lora import Lora
-from relax_plugin_megatron.model import Head, features, make_decoder, transformer_config, zigzag
+from relax_plugin_megatron.model import Head, features, make_chunk, transformer_config, zigzag
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
 from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.publication import Publication
@@ -85,6 +85,8 @@ from relax_plugin_megatron.routing import OUTPUT, MicroBatch, RoutingReplay
 from relax_plugin_megatron.weights import Held, Weights, count
 
 Scores = dict[str, Tensor]
+Pass = tuple[int, int, learn.PackedBatch | None]
+"""One pass of a micro-batch: the chunk of layers, the number of the micro-batch, and the micro-batch."""
 
 
 class Rank:
@@ -129,7 +131,8 @@ class Rank:
             store = dist.HashStore()
             dist.init_process_group(backend(self._device), store=store, rank=0, world_size=1, timeout=timeout)
         parallel_state.initialize_model_parallel(
-            self._grid.tensor, self._grid.pipeline, context_parallel_size=self._grid.context,
+            self._grid.tensor, self._grid.pipeline, self._grid.virtual if self._grid.virtual > 1 else None,
+            context_parallel_size=self._grid.context,
             expert_model_parallel_size=self._grid.expert,
             expert_tensor_parallel_size=self._grid.expert_tensor,
             distributed_timeout_minutes=max(1, int(self._options.collective_timeout_s / 60)),
@@ -139,31 +142,37 @@ class Rank:
 
     def _load(self, path: str) -> None:
         config = transformer_config(self._shape, self._grid, self._options, self._dtype)
-        decoder = make_decoder(config, self._shape, self._grid, bool(self._scalars)).to(self._device)
-        if self._lora is not None:
-            attach(decoder, self._shape, self._grid, self._lora, config)
-            decoder.to(self._device)
+        self._chunks = [
+            make_chunk(config, self._shape, self._grid, chunk, bool(self._scalars))
+            for chunk in range(self._grid.virtual)
+        ]
+        for chunk in self._chunks:
+            if self._lora is not None:
+                attach(chunk, self._shape, self._grid, self._lora, config)
+            chunk.to(self._device)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._head: Head | None = None
         if last and not self._scalars:
             asked = self._spec.model.get("head_dtype") == "float32" and self._dtype != torch.float32
             float32 = self._publishes if asked else None
-            self._head = Head(decoder, self._shape, self._spec.suppress_tokens, float32=float32)
-        self._decoder, self._model = decoder, decoder
+            self._head = Head(self._chunks[-1], self._shape, self._spec.suppress_tokens, float32=float32)
+        self._models: list[Any] = list(self._chunks)
         self._replay = RoutingReplay.of(
-            decoder, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel
+            self._chunks, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel
         )
         self._optimizer: Optimizer | None = None
         scale = self._lora.table.scale if self._lora is not None else 0.0
-        self._weights = Weights(decoder, self._shape, self._grid, self.ranks, scale)
-        decoder.requires_grad_(False)
+        self._weights = Weights(self._chunks, self._shape, self._grid, self.ranks, scale)
+        for chunk in self._chunks:
+            chunk.requires_grad_(False)
         if self._algorithm is not None:
             for held in self._weights.trained_here:
                 held.parameter.requires_grad_(True)
             ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-            self._model = DistributedDataParallel(config, ddp, decoder)
-            config.no_sync_func = self._model.no_sync
-            self._optimizer = Optimizer(self._model, self._spec.optimizer, self._dtype)
+            self._models = [DistributedDataParallel(config, ddp, chunk) for chunk in self._chunks]
+            own = [model.no_sync for model in self._models]
+            config.no_sync_func = own if len(own) > 1 else own[0]
+            self._optimizer = Optimizer(self._models, self._spec.optimizer, self._dtype)
         with FolderReader(path) as folder:
             for name, entry in self._weights.entries.items():
                 if not (name == SCALAR_HEAD and SCALAR_HEAD not in folder) and folder.shape(name) != entry.shape:
@@ -197,7 +206,7 @@ class Rank:
     def facts(self) -> dict[str, Any]:
         return {
             "parameters": self._weights.size,
-            "parameters_of_rank": sum(parameter.numel() for parameter in self._decoder.parameters()),
+            "parameters_of_rank": sum(held.parameter.numel() for held in self._weights.held),
             "trainable": count(self._weights.trained) if self._algorithm is not None else 0,
             "max_context": self._shape.context,
             "vocab_size": self._shape.vocabulary,
@@ -231,7 +240,7 @@ class Rank:
         def loss(batch: learn.PackedBatch, scores: Scores) -> Tensor:
             return update.loss(batch, scores, step_start)
 
-        batches = list(self._micro_batches(chunk, wanted, wanted & trained(chunk.rows)))
+        batches = self._micro_batches(chunk, wanted, wanted & trained(chunk.rows))
         self._run(batches, algorithm.outputs(), loss)
         for made in self._routed:
             if made is not None:
@@ -272,12 +281,15 @@ class Rank:
             raise ValueError(f"{call}: role {self._spec.role} only computes forward passes")
         return self._optimizer
 
-    def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
-        """Yield this rank's micro-batches; None for one of other ranks that exchange tokens of experts with this rank."""
+    def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> list[learn.PackedBatch | None]:
+        """Return this rank's micro-batches; None for one of other ranks that exchange tokens of experts with this rank.
+
+        Chunks of layers take turns after each round of as many micro-batches as there are stages; None fills the last.
+        """
         check_rows(chunk.rows, self._shape.vocabulary, self._shape.context)
-        yield from micro_batches(
-            chunk, self._spec.rank, wanted, needed, device=str(self._device), together=self._grid.expert > 1
-        )
+        together = self._grid.expert > 1
+        made = list(micro_batches(chunk, self._spec.rank, wanted, needed, device=str(self._device), together=together))
+        return made + [None] * (-len(made) % self._grid.pipeline if self._grid.virtual > 1 else 0)
 
     # -- one pass through the pipeline ------------------------------------------------------------------------------
 
@@ -297,8 +309,8 @@ class Rank:
         multiple = self._grid.tensor if self._options.sequence_parallel else 1
         multiple *= 2 * context.size() if context.size() > 1 else 1
 
-        def step(given: Iterator[learn.PackedBatch | None], model: Any) -> tuple[Tensor, Callable[..., Any]]:
-            own = next(given)
+        def step(given: Iterator[Pass], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            part, number, own = next(given)
             batch = _dummy(str(self._device)) if own is None else own
             ids, before = padded(batch, multiple, whole="rewards" in self._scalars)
             held = zigzag(ids.shape[1], context.rank(), context.size())
@@ -306,7 +318,9 @@ class Rank:
             positions = torch.arange(ids.shape[1], device=self._device)[held].expand_as(tokens)
             previous = torch.from_numpy(before).to(self._device)
             if self._replay is not None:
-                self._routed.append(self._replay.plan(own, previous, ids.shape, held, trains=loss is not None))
+                if number == len(self._routed):  # the first part passes a micro-batch first
+                    self._routed.append(self._replay.plan(own, previous, ids.shape, held))
+                self._replay.begin(self._routed[number], part, trains=loss is not None)
             hidden = model(tokens, positions, None)
 
             def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
@@ -325,8 +339,9 @@ class Rank:
             return hidden, finish
 
         widths = [padded(batch, multiple)[0].shape[1] + 1 for batch in batches if batch is not None]
+        passes = [iter([(part, *own) for own in enumerate(batches)]) for part in range(len(self._models))]
         get_forward_backward_func()(
-            forward_step_func=step, data_iterator=iter(batches), model=self._model, num_microbatches=len(batches),
+            forward_step_func=step, data_iterator=passes, model=self._models, num_microbatches=len(batches),
             seq_length=max(widths, default=multiple), micro_batch_size=1, forward_only=loss is None,
             collect_non_loss_data=loss is None,
         )  # fmt: skip
@@ -351,7 +366,7 @@ class Rank:
                 temperature=self._spec.temperature, max_logits=self._options.logits_mb * 2**18,
             )  # fmt: skip
             return {name: spread(value, places, len(batch.tokens)) for name, value in scored.items()}
-        weight = self._decoder.score.weight.float()
+        weight = self._chunks[-1].score.weight.float()
         found = {}
         if "values" in self._scalars:
             found["values"] = places, before[places], len(batch.tokens)
@@ -373,7 +388,7 @@ class Rank:
         self._publication.check_whole()
         everything = set(range(len(chunk.rows)))
         with torch.no_grad():
-            batches = list(self._micro_batches(chunk, everything, everything))
+            batches = self._micro_batches(chunk, everything, everything)
             scored = self._run(batches, [output for output in outputs if output.name != OUTPUT], None)
         parts = [dict(columns_of(batch, scores)) for batch, scores in scored]
         if any(output.name == OUTPUT for output in outputs):
@@ -461,7 +476,9 @@ class Rank:
     def stop(self) -> None:
         self._update = None
         self._writing.stop()
-        for module in self._decoder.modules():  # holds the graph of its last pass, which gc cannot follow back to it
+        for module in chain(
+            *(chunk.modules() for chunk in self._chunks)
+        ):  # holds the graph of its last pass, which gc cannot follow back to it
             vars(module).pop("token_dispatcher", None)
         parallel_state.destroy_model_parallel()
         if dist.is_initialized():

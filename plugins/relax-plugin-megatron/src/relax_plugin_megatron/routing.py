@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -89,47 +90,57 @@ class MicroBatch:
 class RoutingReplay:
     """The replay of recorded routing on one rank, micro-batch by micro-batch."""
 
-    def __init__(self, decoder: Decoder, shape: Architecture, recomputes: bool, sequence_parallel: bool) -> None:
+    def __init__(
+        self, chunks: Sequence[Decoder], shape: Architecture, recomputes: bool, sequence_parallel: bool
+    ) -> None:  # fmt: skip
         self._shape, self._split = shape, sequence_parallel
         self._layers = [layer for layer in range(shape.layers) if layer not in shape.dense_layers]
-        self._routers: dict[int, LayerReplay] = {}
-        for layer in decoder.decoder.layers:
-            if layer.layer_number - 1 in self._layers:
-                own = self._routers[self._layers.index(layer.layer_number - 1)] = LayerReplay(recomputes)
-                layer.mlp.router.router_replay = own
+        self._routers: list[dict[int, LayerReplay]] = [{} for _ in chunks]
+        for chunk, routers in zip(chunks, self._routers, strict=True):
+            for layer in chunk.decoder.layers:
+                if layer.layer_number - 1 in self._layers:
+                    own = routers[self._layers.index(layer.layer_number - 1)] = LayerReplay(recomputes)
+                    layer.mlp.router.router_replay = own
 
     @classmethod
     def of(
-        cls, decoder: Decoder, shape: Architecture, spec: TrainerSpec, recomputes: bool, sequence_parallel: bool
+        cls,
+        chunks: Sequence[Decoder],
+        shape: Architecture,
+        spec: TrainerSpec,
+        recomputes: bool,
+        sequence_parallel: bool,
     ) -> RoutingReplay | None:
         """Return the replay of a model, or None if nothing is replayed."""
         if spec.model.get("routing_replay", "off") == "off" or spec.role not in _ROLES or not shape.experts:
             return None
-        return cls(decoder, shape, recomputes, sequence_parallel)
+        return cls(chunks, shape, recomputes, sequence_parallel)
+
+    def begin(self, made: MicroBatch | None, chunk: int, trains: bool) -> None:
+        """Set the experts of a chunk's next pass; None: the routers choose freely."""
+        for layer, router in self._routers[chunk].items():
+            router.plan(Planned(None, None) if made is None else made.plans[layer], trains)
 
     def plan(
-        self, batch: learn.PackedBatch | None, before: Tensor, shape: Sequence[int], held: Tensor, trains: bool
+        self, batch: learn.PackedBatch | None, before: Tensor, shape: Sequence[int], held: Tensor
     ) -> MicroBatch | None:
-        """Set the routed experts of the next pass. `shape`: [rows, width] of the ids; `held`: this rank's columns."""
+        """Plan the experts of a micro-batch. `shape`: [rows, width] of the ids; `held`: this rank's columns."""
+        if batch is None:
+            return None
         rows, width = shape
         tokens = (torch.arange(rows)[None, :] * width + held[:, None]).to(before.device)
         if self._split:  # each rank has consecutive tokens of all rows
             group = parallel_state.get_tensor_model_parallel_group()
             tokens = tokens.chunk(group.size())[group.rank()]
         tokens = tokens.flatten()
-        if batch is None:
-            for router in self._routers.values():
-                router.plan(Planned(None, None), trains)
-            return None
         read = torch.ones(len(batch.tokens), dtype=torch.bool, device=before.device)
         read[batch.lengths.cumsum(0) - 1] = False
         inputs = read.nonzero().squeeze(1)
         made = MicroBatch({}, inputs, before[inputs + 1], tokens, rows * width)
         experts, known = self._given(batch, made)
         made.known = known
-        for layer, router in self._routers.items():
+        for layer in chain(*self._routers):
             made.plans[layer] = Planned(None if experts is None else experts[tokens, layer], known[tokens])
-            router.plan(made.plans[layer], trains)
         return made
 
     def _given(self, batch: learn.PackedBatch, made: MicroBatch) -> tuple[Tensor | None, Tensor]:

@@ -65,13 +65,13 @@ class Weights:
     """The weights of one rank, and their way from and to the names of a Hugging Face folder."""
 
     def __init__(
-        self, decoder: Decoder, shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0
+        self, chunks: Sequence[Decoder], shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0
     ) -> None:  # fmt: skip
-        """Map every parameter of the decoder. All ranks must call. `scale`: factor of adapters' products B A."""
-        self._shape, self._grid, self._decoder, self._ranks, self._scale = shape, grid, decoder, ranks, scale
+        """Map every parameter of the decoder's chunks. All ranks must call. `scale`: factor of adapters' products B A."""
+        self._shape, self._grid, self._ranks, self._scale = shape, grid, ranks, scale
         self._heads_per_group = shape.heads // shape.key_value_heads
         self._head_groups = shape.key_value_heads // grid.tensor
-        self.held = [self._place(name, parameter) for name, parameter in decoder.named_parameters()]
+        self.held = [self._place(chunk, *named) for chunk in chunks for named in chunk.named_parameters()]
         self._by_key = {held.mapped.sources[0]: held for held in self.held if held.original}
         self._exact: dict[str, Tensor] = {}
         """Frozen tensors in float32 by first source, for a model that is published in another format than it has."""
@@ -89,8 +89,8 @@ class Weights:
         self.entries = {name: entry for name, entry in everything.items() if name not in self.adapters}
         """Tensors of the model without adapters by name; the same on every rank."""
 
-    def _place(self, name: str, parameter: torch.nn.Parameter) -> Held:
-        layers = self._decoder.decoder.layers
+    def _place(self, chunk: Decoder, name: str, parameter: torch.nn.Parameter) -> Held:
+        layers = chunk.decoder.layers
         first_layer = layers[0].layer_number - 1 if len(layers) else 0
         state = parallel_state
         first_expert = state.get_expert_model_parallel_rank() * (self._shape.experts // self._grid.expert)

@@ -22,6 +22,7 @@ from tests.megatron_on_cpu.layouts import (
     ONE,
     OPTIMIZER,
     PP2,
+    PP2_VP2,
     SAVED,
     STEPS,
     TP2,
@@ -141,6 +142,18 @@ def test_adapters_learn_as_with_torch_in_further_layouts(dense, expected, split,
         assert_learned_alike(learned(trainer, tmp_path), expected)
         trainer.load(split[0].curve.checkpoint)
         np.testing.assert_allclose(steps(trainer, SAVED, STEPS), split[0].curve.late, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.faults
+def test_interleaved_stages_have_the_adapters_of_their_layers_or_none(tmp_path):
+    path, slow = tiny_model(tmp_path / "model", key_value_heads=2, layers=4), replace(OPTIMIZER, lr=5e-3)
+    for targets in ([], ["layers.2.self_attn"]):
+        model = {"lora": {**LORA["lora"], "targets": targets}}
+        with running(path, optimizer=slow, model=model) as trainer:
+            expected = learned(trainer, tmp_path / "torch")
+        for layout in (PP2_VP2, Layout({**PP2_VP2.options, "recompute": "full"}, 2, 2)):
+            with megatron(path, layout, model, slow) as trainer:
+                assert_learned_alike(learned(trainer, tmp_path / "megatron"), expected)
 
 
 @pytest.mark.faults

@@ -231,7 +231,7 @@ class Ledger:
     def drop(self, group: Group, member: Attempt, reason: DropReason, unjudged: Sealed | None = None) -> None:
         """Drop one attempt of a live group; `unjudged` is the seal of a sample that failed, whose rows are not kept."""
         group.running -= member.sealed is None
-        group.rows = {row: None for row in group.rows if row.attempt_id != member.id}
+        group.rows = {row: None for row in group.rows if row[:3] != member.id}
         self._drop(member, reason, unjudged)
         group.update_floor()
 
@@ -276,7 +276,7 @@ class Ledger:
         if group.number in self.provisional or self.live.get(group.number) is not group:
             fix = "this is a bug in Relax: report it with `ledger.db` and `logs/` of the run directory"
             raise RelaxError(f"ledger: group {group.number} would be trained twice; {fix}")
-        moving = {row.attempt_id for row in group.rows if row not in without_gradient}
+        moving = {row[:3] for row in group.rows if row not in without_gradient}
         self.records.append(TrainedRecord(group.number, step))
         newest = group.newest
         self.histograms.trained(group, step - 1)

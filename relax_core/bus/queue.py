@@ -186,16 +186,18 @@ class TransferQueue:
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
     ) -> None:
         """Accept a stored block of rows with their samples' seals; ignore samples that have ended or are sealed."""
-        rows: dict[AttemptId, list[RowId]] = {}
+        rows: dict[tuple[int, ...], list[RowId]] = {}
         for row in ids:
-            rows.setdefault(row.attempt_id, []).append(row)
+            rows.setdefault(row[:3], []).append(row)
         check_seals(ids, sealed)
         self.credits.unreserve(key)
-        taken = set()
-        for seal in sealed:
-            survives = all(starmap(self.lineage.has, seal.newest.items()))
-            if not survives and (outside := self.ledger.member(seal.attempt)) is not None:
-                self._end(outside[0], DropReason.ABANDONED, again=True)
+        if not all(starmap(self.lineage.has, {pair for seal in sealed for pair in seal.newest.items()})):
+            for seal in sealed:
+                survives = all(starmap(self.lineage.has, seal.newest.items()))
+                if not survives and (outside := self.ledger.member(seal.attempt)) is not None:
+                    self._end(outside[0], DropReason.ABANDONED, again=True)
+        taken: set[tuple[int, ...]] = set()
+        counts = Counter[int]()
         for seal in sealed:
             found = self.ledger.member(seal.attempt)
             if found is None or found[1].sealed is not None:
@@ -208,10 +210,14 @@ class TransferQueue:
             theirs = rows.get(seal.attempt, ())
             self.ledger.seal(group, member, seal, theirs, self.version.step)
             self.table.samples[seal.attempt] = seal.num_rows
-            for name in columns:
-                group.first_columns[name] = group.first_columns.get(name, 0) + len(theirs)
+            counts[group.number] += len(theirs)
             taken.add(seal.attempt)
-        self.table.add(key, [row if row.attempt_id in taken else None for row in ids], columns, size_bytes)
+        for number, count in counts.items():
+            first_columns = self.ledger.live[number].first_columns
+            for name in columns:
+                first_columns[name] = first_columns.get(name, 0) + count
+        kept = ids if len(taken) == len(sealed) else [row if row[:3] in taken else None for row in ids]
+        self.table.add(key, kept, columns, size_bytes)
         for number in sorted({seal.attempt.group for seal in sealed}):
             self._end_if_too_few_valid(number)
         if not self._overdue:

@@ -160,11 +160,11 @@ def count(rows: RowBatch) -> dict[str, float]:
 
     Pairs are groups of two samples.
     """
-    members = Counter(group for group, _ in {(row.group, row.sample) for row in rows.ids})
+    members = Counter(group for group, _ in {row[:2] for row in rows.ids})
     return {
         "tokens": float(rows.columns["loss_mask"].values.astype(bool).sum()),
         "rows": float(len(rows)),
-        "samples": float(len({row.attempt_id for row in rows.ids})),
+        "samples": float(len({row[:3] for row in rows.ids})),
         "groups": float(len(members)),
         "pairs": float(sum(size == 2 for size in members.values())),
     }

@@ -39,23 +39,24 @@ class Grouping:
         ordered = rows.take(self._order)
         self._mask = ordered.columns["loss_mask"]
         members = {attempt: sealed for attempt, sealed in samples.items() if not sealed.baseline}
-        places: dict[AttemptId, tuple[int, int]] = {}
+        places: dict[tuple[int, ...], tuple[int, int]] = {}
         for group, (_, own) in enumerate(groupby(sorted(members), key=lambda attempt: attempt.group)):
             places |= {attempt: (group, sample) for sample, attempt in enumerate(own)}
         size = max((sample for _, sample in places.values()), default=0) + 1
         self._shape = (max((group for group, _ in places.values()), default=-1) + 1, size)
-        for row in ordered.ids:
-            if row.attempt_id not in places:
-                raise ValueError(f"row of {tuple(row.attempt_id)}: its sample is not among the samples given")
-        in_rows = [places[row.attempt_id] for row in ordered.ids]
+        of_rows = [row[:3] for row in ordered.ids]
+        if lost := [attempt for attempt in of_rows if attempt not in places]:
+            raise ValueError(f"row of {lost[0]}: its sample is not among the samples given")
+        in_rows = [places[attempt] for attempt in of_rows]
         self._row_sample = torch.tensor([group * size + sample for group, sample in in_rows], dtype=torch.int64)
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
+
+        of_members = np.array([places[attempt] for attempt in members], np.int64).reshape(-1, 2).T
 
         def rectangle(values: Iterable[float]) -> Tensor:
             """Return the members' values as [groups, samples], NaN if missing; float64 keeps rounding negligible."""
             filled = np.full(self._shape, np.nan)
-            for attempt, value in zip(members, values, strict=True):
-                filled[places[attempt]] = value
+            filled[tuple(of_members)] = list(values)
             return torch.from_numpy(filled)
 
         seals = members.values()
@@ -67,10 +68,11 @@ class Grouping:
         }
         greedy = {attempt.group: sealed for attempt, sealed in samples.items() if sealed.baseline}
         baseline = torch.full((self._shape[0],), torch.nan, dtype=torch.float64) if greedy else None
-        for attempt, (group, _) in places.items():
-            sealed = greedy.get(attempt.group)
-            if baseline is not None and sealed is not None and sealed.outcome.judged:
-                baseline[group] = sealed.reward
+        if baseline is not None:
+            for attempt, (group, _) in places.items():
+                sealed = greedy.get(attempt[0])
+                if sealed is not None and sealed.outcome.judged:
+                    baseline[group] = sealed.reward
         self.groups = Groups(
             rewards=torch.where(valid, rewards, 0.0),
             valid=valid,

@@ -226,13 +226,13 @@ class EnginePool:
 
     def _perform(self, actions: Sequence[Action]) -> None:
         """Perform the router's actions, then schedule one dispatch, since the change may allow new requests to run."""
+        time = self._router.active_time(self._clock.now())
         for action in actions:
             match action:
                 case CompleteRequest(pending):
                     batch = self._requests.pop(pending.id, None)
                     if batch is None or batch.ended.done():
                         continue  # the caller was cancelled
-                    time = self._router.active_time(self._clock.now())
                     began_at = time if pending.began_at is None else pending.began_at
                     pending.queued_s, pending.generate_s = began_at - pending.asked_at, time - began_at
                     if pending.on_end is not None:

@@ -382,9 +382,9 @@ class RewardPool:
 
 def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:
     """Return the fields of the log records of a unit: its task, and its sample if it has one."""
-    if len({at for at, _ in members}) > 1:
-        return {}
-    return {"task": unit[0][0].id, **({"sample": members[0][1]} if len(members) == 1 else {})}
+    if len(members) == 1:
+        return {"task": unit[0][0].id, "sample": members[0][1]}
+    return {} if len({at for at, _ in members}) > 1 else {"task": unit[0][0].id}
 
 
 def _spoils(result: RewardResult) -> bool:

@@ -206,6 +206,8 @@ def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
             return list(map(list, values))
         if len(inner) == 1 and _fields.keys() >= inner:
             return msgpack.ExtType(_RAGGED, encode([_column(parts, large), list(map(len, values))], large))
+    if kinds == {dict} and _FLAT.issuperset(map(type, chain.from_iterable(map(dict.values, values)))):
+        return list(values)
     return [_field(each, large) for each in values]
 
 

@@ -389,7 +389,7 @@ class Branch:
         if request.routed_experts is not None:
             self._visit(request.routed_experts)
         text, calls, error = family.parse(tokens, self._tools, request.prompt)
-        known = {tool.name for tool in self._tools}
+        known = {tool.name for tool in self._tools} if calls else frozenset[str]()
         if wrong := [call.name for call in calls if call.name not in known]:
             error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
         sample.response = text

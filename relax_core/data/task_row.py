@@ -312,6 +312,8 @@ def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns:
 
     A plain-text prompt that shows media becomes a user message. Raises RowError if places and media differ in number.
     """
+    if not media and (isinstance(prompt, str) or all(isinstance(message.content, str) for message in prompt)):
+        return prompt
     waiting = {kind: iter(found) for kind, found in media.items()}
     counts = dict.fromkeys(media, 0)
     messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt

@@ -144,7 +144,7 @@ class Workers(Protocol):
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
-CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate", "scale"]
+CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate", "profile", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +395,9 @@ class Context(Protocol[ConfigT_co]):
 
     def take_evaluation_request(self) -> bool:
         """Return True if an evaluation was requested; return True only once for each request."""
+
+    def take_profile_request(self) -> int:
+        """Return the number of steps to profile that was requested since the last call; 0 without a request."""
 
     def take_scale_requests(self) -> tuple[str, ...]:
         """Return the requests to scale engine pools since the last call, each as JSON data of `ScaleRequest`."""

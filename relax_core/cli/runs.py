@@ -263,16 +263,21 @@ def _answer(what: str, run: str | None, address: str, token_file: Path | None) -
 
 
 def _change(
-    action: Action, run: str | None, wait_s: float, address: str, token_file: Path | None
+    action: Action,
+    run: str | None,
+    wait_s: float,
+    address: str,
+    token_file: Path | None,
+    fields: Mapping[str, Any] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Ask a run here or at an address for a change; return its name or address, and the operation once it is done."""
     from relax_core.control_api.run_control import RunControl
     from relax_core.views.run import open_run
 
     if address:
-        return address, remote(address, token_file, run).change(action, wait_s)
+        return address, remote(address, token_file, run).change(action, wait_s, fields=fields)
     view = open_run(run)
-    return view.name, RunControl(view).change(action, wait_s)
+    return view.name, RunControl(view).change(action, wait_s, fields)
 
 
 def print_operation(where: str, operation: Mapping[str, Any], as_json: bool) -> None:
@@ -349,6 +354,22 @@ def evaluate(
     current step. Scheduled evaluations follow as before. The command waits for the result.
     """
     print_operation(*_change("evaluate", run, wait_s, address, token_file), json)
+
+
+def profile(
+    run: Run = None,
+    steps: Annotated[int, typer.Option(help="Number of steps to profile.", min=1)] = 1,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the profiles.", min=0.0)] = 3600.0,
+    address: Address = "",
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Record torch profiles of the actor's next steps in a live run, beginning with the next step.
+
+    The files are in the run's folder profile/, as those of profile.steps: a trace for Perfetto and a table of
+    operations for each step and each rank of profile.ranks. The command waits until the last step is profiled.
+    """
+    print_operation(*_change("profile", run, wait_s, address, token_file, {"steps": steps}), json)
 
 
 def continue_(

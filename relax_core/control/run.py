@@ -331,6 +331,8 @@ class RunController:
                         self._asked = "" if asked else self._asked
                         for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
+                if steps := self._prepared.directory.take_profile_request():
+                    await self._runner.run_status.command("actor", "profile", str(steps))
                 for scale in self._prepared.directory.take_scale_requests():
                     role = role_of(stage.config, str(scale.get("pool", "rollout")))
                     await self._runner.run_status.command(role, "scale", json.dumps(scale))

@@ -149,6 +149,12 @@ def _change(action: Action) -> Callable[[RunApi, Request], Response]:
     return ask
 
 
+def _profile(api: RunApi, request: Request) -> Response:
+    fields = {"steps": 1, **request.state.fields}
+    operation, asks = api.ask("profile", request.headers.get("idempotency-key", ""), fields)
+    return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
+
+
 def _scale(api: RunApi, request: Request) -> Response:
     fields = dict(request.state.fields)
     if "target" not in fields:
@@ -267,6 +273,10 @@ PATHS = (
     ApiRoute("GET", "/operations", "The changes that were asked of this run, newest first.", _operations, {}),
     ApiRoute("GET", "/operations/{id}", "One of these changes: requested, done or failed.", _operation, {}),
     *(ApiRoute("POST", f"/{action}", CHANGES[action], _change(action), {}) for action in ACTIONS),
+    ApiRoute(
+        "POST", "/profile", "Record profiles of the actor's next steps, as `relax profile`.", _profile, {},
+        {"steps": (int, "number of steps; absent: 1")},
+    ),
     ApiRoute(
         "POST", "/engines", "Change the number of a pool's engines, as `relax scale`.", _scale, {},
         {"pool": (str, "name of the pool; absent: rollout"), "target": (int, "number of engines that it is to have"),

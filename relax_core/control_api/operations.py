@@ -18,10 +18,12 @@ from relax_core.engines.scaling import GOOD, PoolScaling, ScaleRequest
 from relax_core.views.answers import try_scaling
 
 PlainAction = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
-Action: TypeAlias = PlainAction | Literal["scale"]
+Action: TypeAlias = PlainAction | Literal["profile", "scale"]
 ACTIONS: tuple[PlainAction, ...] = get_args(PlainAction)
 """Changes without fields."""
 OperationState = Literal["requested", "done", "failed"]
+MOST_PROFILED = 100
+"""Most steps of one request for profiles."""
 KEPT = 1000
 """Operations that a book keeps; older ones that are not `requested` are forgotten, and with them their keys."""
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
@@ -46,6 +48,8 @@ class Facts:
     """Number of evaluation sets; 0: the run has none."""
     evaluations: int = 0
     """Number of evaluations of a set that have finished so far."""
+    profiles: int = 0
+    """Number of steps that were profiled so far."""
     pools: Mapping[str, PoolScaling] = field(default_factory=dict)
     """The machine of each engine pool that can be asked to scale."""
 
@@ -68,8 +72,10 @@ class ControlOperation:
     detail: str = ""
     evaluations: int = 0
     """Evaluations of a set that had finished at the request."""
+    profiles: int = 0
+    """Steps that had been profiled at the request."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request: of `ScaleRequest` without its key, if the action is `scale`."""
+    """Fields of the request: of `ScaleRequest` without its key if the action is `scale`, `steps` if it is `profile`."""
 
 
 class Refused(ConfigError):
@@ -114,13 +120,15 @@ class Book:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
         if action == "evaluate" and not facts.sets:
             raise Refused(409, "eval.every", "0, so the run has no evaluation sets", "set it when you start a run")
+        if action == "profile" and not 1 <= (steps := (fields or {})["steps"]) <= MOST_PROFILED:
+            raise Refused(400, "steps", f"{steps}", f"give a number from 1 to {MOST_PROFILED}")
         if action == "scale":
             expected(ScaleRequest(key, **fields or {}), facts, now)
         elif same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
         made = ControlOperation(
             f"{self.number + 1}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
-            fields=fields or {},
+            profiles=facts.profiles, fields=fields or {},
         )  # fmt: skip
         state, detail = _outcome(made, facts)
         if state == "failed":
@@ -194,6 +202,8 @@ def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
         return "done", f"{facts.evaluations - one.evaluations} evaluations of a set"
     if one.action == "continue" and not (facts.pause and facts.step == one.step):  # a guard may pause it again
         return "done", ""
+    if one.action == "profile" and (count := facts.profiles - one.profiles) >= one.fields["steps"]:
+        return "done", f"{count} profiled steps, in the run's folder profile/"
     if facts.ended:
         return "failed", f"the run is {facts.state}"
     if one.action == "pause" and facts.pause:

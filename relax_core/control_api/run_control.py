@@ -12,13 +12,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.trainer import Trainer
 from relax_core.control.stages import resumable_step
-from relax_core.control_api.operations import Action, Book, ControlOperation, Facts
+from relax_core.control_api.operations import Action, Book, ControlOperation, Facts, Refused
+from relax_core.registry.catalogue import Catalogue
 from relax_core.views.answers import scaling_of
-from relax_core.views.follower import EvaluationCount
+from relax_core.views.follower import EvaluationCount, ProfileCount
 from relax_core.views.run import RunView, health, pause_reason, readable_documents
 
 POLL_S = 0.2
@@ -29,7 +31,7 @@ class RunControl:
 
     def __init__(self, view: RunView, book: Book | None = None) -> None:
         self.view, self.book = view, book or Book()
-        self._evaluations = EvaluationCount(view)
+        self._evaluations, self._profiles = EvaluationCount(view), ProfileCount(view)
         self._lock = threading.RLock()
 
     def facts(self) -> Facts:
@@ -39,12 +41,15 @@ class RunControl:
             return Facts(
                 state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
                 resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
-                self._evaluations.sets, self._evaluations.now(), scaling_of(self.view),
+                self._evaluations.sets, self._evaluations.now(), self._profiles.now(),
+                scaling_of(self.view),
             )  # fmt: skip
 
     def ask(self, action: Action, key: str, fields: Mapping[str, Any] | None = None) -> tuple[ControlOperation, bool]:
         """Return the operation of a key, and True if the run was asked for it just now. Raises Refused."""
         with self._lock:
+            if action == "profile":
+                check_profiles(self.view)
             known = self.book.number
             operation, asks = self.book.ask(action, key, self.facts(), time.time(), fields)
             if self.book.number != known:
@@ -86,8 +91,23 @@ class RunControl:
     def _send(self, operation: ControlOperation) -> None:
         if operation.action == "scale":
             self.view.request_scale({"key": operation.key, **operation.fields})
+        elif operation.action == "profile":
+            self.view.request_profile(operation.fields["steps"])
         else:
             self.view.request(operation.action)
+
+
+def check_profiles(view: RunView) -> None:
+    """Raise Refused if the run's trainer can't record profiles. A trainer that is not installed here is not checked."""
+    chosen = view.config.get("trainer") or {}
+    name = str(chosen.get("name", "") if isinstance(chosen, Mapping) else chosen)
+    try:
+        catalogue = Catalogue.load([str(path) for path in view.config.get("plugins", ())])
+        kind = cast(type[Trainer], catalogue.target("trainer", name))
+    except RelaxError:
+        return
+    if not kind.profiles:
+        raise Refused(409, "trainer.name", name, "this trainer can't record profiles: start a run with another one")
 
 
 def until_done(

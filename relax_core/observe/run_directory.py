@@ -49,6 +49,8 @@ RESERVE_BYTES = 64 * 1024
 EVALUATIONS = "evaluations.jsonl"
 SCALE_REQUESTS = ".scale-requests"
 """Folder with a file for each open request to scale an engine pool."""
+PROFILE_REQUEST = ".profile-request"
+"""File with the number of steps of the open request for profiles."""
 Request = Literal["checkpoint", "continue", "evaluate", "pause", "stop"]
 """Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
@@ -111,6 +113,7 @@ class RunDirectory:
             for request in get_args(Request):
                 run.take_request(request)
             run.take_scale_requests()
+            run.take_profile_request()
         return run
 
     @classmethod
@@ -284,6 +287,23 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 path.unlink()
         return found
+
+    def request_profile(self, steps: int) -> None:
+        """Ask the run's process for profiles of the actor's next `steps` steps."""
+        with disk_errors(self.path):
+            unfinished = self.path / f"{PROFILE_REQUEST}.{os.getpid()}"
+            unfinished.write_text(str(steps))
+            unfinished.replace(self.path / PROFILE_REQUEST)
+
+    def take_profile_request(self) -> int:
+        """Return the number of steps of the open request, and close it; 0 without one."""
+        file = self.path / PROFILE_REQUEST
+        try:
+            steps = file.read_text()
+            file.unlink()
+        except OSError:  # no such request, or the file system is temporarily unreachable
+            return 0
+        return int(steps) if steps.isdecimal() else 0
 
     def _request_file(self, request: Request) -> Path:
         return self.path / f".{request}-request"

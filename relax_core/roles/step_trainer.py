@@ -71,6 +71,8 @@ class StepTrainer:
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Time at which the step stops waiting for more groups."""
+        self._to_profile = 0
+        """Number of steps that are still to be profiled on request."""
         self._groups_per_step = self._min_groups = context.config.rollout.groups_per_step
         if context.plan.streams:
             ranks = context.plan.groups[task].size
@@ -113,7 +115,8 @@ class StepTrainer:
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
         """Train all groups of the step as they become ready; return False if the run is stopped first."""
         context, number = self._context, step.version.step + 1
-        profiled = number in context.config.profile.steps
+        self._to_profile = max(self._to_profile, context.take_profile_request())
+        profiled = self._to_profile > 0 or number in context.config.profile.steps
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
@@ -140,6 +143,7 @@ class StepTrainer:
             times.mark("train")
         if profiled:
             await self._write_profile(number)
+            self._to_profile = max(self._to_profile - 1, 0)
         return True
 
     async def _write_profile(self, number: int) -> None:

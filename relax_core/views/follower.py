@@ -27,6 +27,9 @@ from relax_core.views.run import RunHealth, RunView, health
 
 _STEP, _MEASURED = event_name(events.StepFinished), event_name(events.StepMeasured)
 _EVALUATED = event_name(events.EvalFinished)
+_LOGGED = event_name(events.Logged)
+PROFILE_FACT = "trace_bytes"
+"""Field of the log line that a role writes for each profiled step."""
 
 
 class LineFollower:
@@ -69,6 +72,21 @@ class EvaluationCount:
     def now(self) -> int:
         """Return the number so far; each call reads only new events."""
         self._count += sum(record["event"] == _EVALUATED for record in self._events.added())
+        return self._count
+
+
+class ProfileCount:
+    """The number of steps of the actor that a run has profiled; a step that was profiled twice counts twice."""
+
+    def __init__(self, view: RunView) -> None:
+        self._events, self._count = LineFollower(view.path / EVENTS), 0
+
+    def now(self) -> int:
+        """Return the number so far; each call reads only new events."""
+        self._count += sum(
+            record["event"] == _LOGGED and record["role"] == "actor" and PROFILE_FACT in record["fields"]
+            for record in self._events.added()
+        )
         return self._count
 
 

@@ -104,6 +104,10 @@ class RunView:
         """Ask the live run to write a checkpoint, evaluate, pause, continue or stop."""
         self._directory.request(request)
 
+    def request_profile(self, steps: int) -> None:
+        """Ask the live run for profiles of the actor's next `steps` steps."""
+        self._directory.request_profile(steps)
+
     def request_scale(self, request: Mapping[str, Any]) -> None:
         """Ask the live run to scale an engine pool; `request` has the fields of `ScaleRequest`."""
         self._directory.request_scale(request)

@@ -262,6 +262,13 @@ def test_a_request_reaches_only_the_roles_that_obey_it(
     assert sorted(role for role, command, _ in heard if command == request_name) == roles
 
 
+def test_a_request_for_profiles_reaches_the_actor_with_its_number(
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
+) -> None:
+    conducted(tmp_path, listeners, stop_after_s=5.0, before=lambda run: run.directory.request_profile(3))
+    assert [each for each in heard if each[1] == "profile"] == [("actor", "profile", "3")]
+
+
 @pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])
 def test_roles_that_do_not_stop_in_time_are_ended(tmp_path: Path, role: str, status: str) -> None:
     """Only of one with state is something lost, and so only it has the long grace."""

@@ -6,7 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.events import Logged
+from relax_core.api.events import Logged, StepFinished
+from relax_core.observe.event_log import EventLog
+from relax_core.observe.redaction import Redactor
+from relax_core.views.follower import ProfileCount
+from relax_core.views.run import RunView
 from tests.unit.roles.simulated_run import SimulatedRun
 from tests.unit.roles.test_recovery import dies_in
 
@@ -37,3 +41,21 @@ def test_a_step_that_is_trained_again_is_profiled_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"checkpoint": {"every": 1}, "profile": {"steps": [3]}}
     SimulatedRun(tmp_path, steps=3, **settings).run(dies_in("accumulate", "stop_profile", after=2))
     assert files_of(tmp_path) == {"step-000003-actor-rank-0": "3"}
+
+
+def test_the_next_steps_are_profiled_on_request_and_counted_from_the_run_s_events(tmp_path: Path) -> None:
+    async def ask(run: SimulatedRun) -> None:
+        await run.until_event(StepFinished, 1)
+        await run.run_status.command("actor", "profile", "2")
+
+    outcome = SimulatedRun(tmp_path, steps=8).run(ask)
+    first, second = (int(content) for content in files_of(tmp_path).values())
+    assert first > 1 and second == first + 1
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "config.toml").touch()
+    count = ProfileCount(RunView(tmp_path / "events"))
+    log = EventLog(tmp_path / "events", Redactor(()), stderr=False)
+    for event in outcome.told(Logged):
+        log.write(event)
+    log.close()
+    assert (count.now(), count.now()) == (2, 2)

@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.trainer import Trainer
 from relax_core.control_api.app import PATHS, RunApi, make_app
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
+from relax_core.control_api.run_control import check_profiles
 from relax_core.control_api.server import ControlServer, listening, read_token
 from relax_core.observe.run_directory import RunDirectory
+from relax_core.registry.catalogue import Catalogue
 from relax_core.views.follower import EvaluationCount
 from relax_core.views.run import RunView
 
@@ -129,6 +132,40 @@ def test_evaluations_are_counted_from_the_run_s_events(write_run: Callable[..., 
         '[eval]\nevery = 5\nsets = [{name = "a", path = "a"}, {name = "b", path = "b"}]\n'
     )
     assert EvaluationCount(RunView(none)).sets == 2
+
+
+def test_profiles_are_done_once_all_their_steps_are_recorded() -> None:
+    book, facts = Book(), replace(LIVE, profiles=4)
+    asked, new = book.ask("profile", "key", facts, 0.0, {"steps": 2})
+    assert new and (asked.state, asked.profiles) == ("requested", 4)
+    with pytest.raises(Refused, match="which is still requested"):
+        book.ask("profile", "other", facts, 1.0, {"steps": 1})
+    for profiles, state in ((5, "requested"), (6, "done")):
+        book.settle(replace(facts, profiles=profiles), 2.0)
+        assert book.operations["1"].state == state
+    again, _ = book.ask("profile", "third", replace(facts, profiles=6), 3.0, {"steps": 2})
+    book.settle(replace(facts, profiles=7, state="stopped", ended=True), 4.0)
+    assert book.operations[again.id].state == "failed"
+    for steps in (0, 101, -1):
+        with pytest.raises(Refused) as refused:
+            book.ask("profile", "wrong", facts, 5.0, {"steps": steps})
+        assert (refused.value.status, refused.value.field) == (400, "steps")
+
+
+def test_a_request_for_profiles_is_passed_to_the_run_once(
+    write_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunApi, "facts", lambda _: LIVE)
+    run = write_run(tmp_path, steps=4)
+    made = [call(run, "POST", "/profile", "one", json={"steps": 3}) for _ in range(2)]
+    assert [one.status_code for one in made] == [202, 200] and made[0].json() == made[1].json()
+    assert (RunDirectory.open(run).take_profile_request(), RunDirectory.open(run).take_profile_request()) == (3, 0)
+    assert call(run, "POST", "/profile", "two", json={"steps": "3"}).json()["field"] == "steps"
+    (run / "config.toml").write_text('plugins = []\ntrainer = "none-such"\n')
+    check_profiles(RunView(run))
+    monkeypatch.setattr(Catalogue, "target", lambda *_: Trainer)
+    with pytest.raises(Refused, match=r"trainer\.name: got none-such; this trainer can't record profiles"):
+        check_profiles(RunView(run))
 
 
 def test_old_operations_are_forgotten_but_never_open_ones() -> None:

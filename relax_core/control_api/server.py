@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from relax_core.api.errors import ConfigError
+from relax_core.config.checks import MAX_PORT
 from relax_core.observe.epoch import WriterLock
 from relax_core.views.run import RunView
 
@@ -62,7 +63,7 @@ def listening(address: str, run: Path) -> tuple[socket.socket, str]:
         return listener, address
     host, _, port = address.rpartition(":")
     fix = "give HOST:PORT, such as 127.0.0.1:8700, or unix, or unix:PATH"
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > MAX_PORT:
         raise ConfigError("--listen", address, fix)
     host = host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

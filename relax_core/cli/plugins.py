@@ -168,11 +168,14 @@ def new(
         Path | None, typer.Option("--from", help="A single-file plugin to move into the project.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder in which the project folder is created.")] = Path(),
+    spdx: Annotated[
+        str, typer.Option("--license", help="License of the project, as an SPDX expression such as MIT.")
+    ] = "Apache-2.0",
 ) -> None:
     """Create a plugin project with code, tests and packaging."""
     from relax_core.registry.templates import bake
 
-    project = bake(kind, name, out, source)
+    project = bake(kind, name, out, source, spdx)
     say(project)
     say(f"next: pip install -e '{project}[test]' && relax plugins check {project.name}", err=True)
 

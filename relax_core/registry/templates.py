@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 import relax_core
 from relax_core.api.component import KINDS
 from relax_core.api.errors import ConfigError
@@ -17,10 +19,15 @@ from relax_core.registry.handshake import core_range
 from relax_core.registry.loader import KEBAB
 
 PREFIX = "relax-plugin-"
+LICENSE = "Apache-2.0"
+"""SPDX expression of a new project's license, unless its author chooses another."""
 
 
-def bake(kind: str, name: str, out: Path, source: Path | None = None) -> Path:
-    """Write a new project into `out`. Raises ConfigError for a name, file or directory that cannot be used."""
+def bake(kind: str, name: str, out: Path, source: Path | None = None, spdx: str = LICENSE) -> Path:
+    """Write a new project into `out`. Raises ConfigError for a name, file, directory or license that cannot be used.
+
+    `spdx`: the license as an SPDX expression, such as `MIT OR Apache-2.0` or `LicenseRef-Proprietary`.
+    """
     template, module = template_of(kind), kind.replace("-", "_")
     name = name.removeprefix(PREFIX)
     if not KEBAB.fullmatch(name) or not name[0].isalpha():
@@ -28,7 +35,12 @@ def bake(kind: str, name: str, out: Path, source: Path | None = None) -> Path:
     project = out / f"{PREFIX}{name}"
     if project.exists():
         raise ConfigError("--out", str(project), "this folder exists; choose another name or directory")
-    context = {"kind": kind, "hook": KINDS[kind].hook, "name": name, "core_range": core_range()}
+    try:
+        spdx = canonicalize_license_expression(spdx)
+    except InvalidLicenseExpression as error:
+        fix = "write an SPDX expression, such as Apache-2.0, MIT or LicenseRef-Proprietary"
+        raise ConfigError("--license", f"{spdx!r} ({error})", fix) from error
+    context = {"license": spdx, "kind": kind, "hook": KINDS[kind].hook, "name": name, "core_range": core_range()}
     if source is not None:
         context |= _moved(kind, source)
     out.mkdir(parents=True, exist_ok=True)

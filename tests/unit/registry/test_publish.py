@@ -111,12 +111,14 @@ def test_a_folder_without_a_project_is_refused(tmp_path):
 @pytest.mark.process
 def test_a_baked_project_is_built_and_its_files_are_kept_only_without_dry_run(tmp_path):
     project = bake("reward", "mine", tmp_path)
+    toml = project / "pyproject.toml"
+    whole = toml.read_text()
+    toml.write_text(whole.replace('license = "Apache-2.0"\n', ""))
     words = ["plugins", "publish", str(project), "--no-isolation", "--json"]
     refused = CliRunner().invoke(app, [*words, "--dry-run"])
     blocking = [one["field"] for one in json.loads(refused.stdout)["findings"] if one["blocks"]]
     assert (refused.exit_code, blocking) == (3, ["license"])
-    toml = project / "pyproject.toml"
-    toml.write_text(toml.read_text().replace("readme =", 'license = "Apache-2.0"\nreadme ='))
+    toml.write_text(whole)
     kept = CliRunner().invoke(app, words)
     document = json.loads(kept.stdout)
     assert (kept.exit_code, document["ready"]) == (0, True)

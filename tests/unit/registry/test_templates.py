@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `relax new` writes and refuses; `tests/authors` takes the projects on to wheels, checks and runs."""
 
+import tomllib
+
 import pytest
 
 from relax_core.api import ConfigError, PluginError
@@ -61,6 +63,18 @@ def test_an_existing_project_is_left_alone(tmp_path):
     bake("reward", "mine", tmp_path)
     with pytest.raises(ConfigError, match="this folder exists"):
         bake("environment", "mine", tmp_path)
+
+
+@pytest.mark.parametrize(("spdx", "written"), [("mit or apache-2.0", "MIT OR Apache-2.0"), ("LicenseRef-Own",) * 2])
+def test_the_license_is_the_authors_choice(spdx, written, tmp_path):
+    project = tomllib.loads((bake("reward", "mine", tmp_path, spdx=spdx) / "pyproject.toml").read_text())["project"]
+    assert project["license"] == written
+
+
+def test_a_license_that_is_not_an_spdx_expression_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--license: got 'my own'.*write an SPDX expression"):
+        bake("reward", "mine", tmp_path, spdx="my own")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_kind_without_template_says_which_have_one(tmp_path):

@@ -39,6 +39,7 @@ TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
 PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
 PP2_VP2 = Layout({"pipeline_parallel": 2, "virtual_pipeline": 2}, 2, 2)
 """Interleaved chunks of layers; the model needs four layers."""
+OFFLOADED = Layout({"offload_optimizer": True}, 2)
 CP2 = Layout({"context_parallel": 2}, 2, 2)
 EP2 = Layout({"expert_parallel": 2}, 2)
 

@@ -27,6 +27,10 @@ class MegatronOnCpu(MegatronTrainer):
 
         if not torch.cuda.is_available():
             apply()
+        if self.options.offload_optimizer:  # from the CPU's memory to the CPU's memory
+            from relax_plugin_megatron import rank
+
+            rank.check_offload = lambda *_: None
         build, disk = self.build, Disk()
         self.build = lambda chosen: disk if chosen == DISK else build(chosen)
         return super().start(spec)

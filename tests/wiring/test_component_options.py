@@ -444,7 +444,7 @@ NOT_LEARNT = {
         },
         "megatron": {
             "tensor_parallel", "sequence_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel",
-            "expert_parallel", "expert_tensor_parallel", "recompute", "logits_mb", "collective_timeout_s",
+            "expert_parallel", "expert_tensor_parallel", "recompute", "offload_optimizer", "logits_mb", "collective_timeout_s",
         },
         "transformers": {
             "device", "attention", "max_batch_rows", "max_batch_tokens", "max_prefill_tokens", "deltas_every",

@@ -86,6 +86,12 @@ def test_a_pipeline_sends_hidden_states_and_waits_for_its_stages(folder):
     assert first.idle["train"] == pytest.approx(3 / (2 + 3))  # two micro-batches of 8192 tokens
 
 
+def test_an_offloaded_state_takes_memory_during_updates_only(folder):
+    plain, offloaded = (estimates(folder, 1, offload_optimizer=offload)[0].phases for offload in (False, True))
+    assert offloaded["train"] == {**plain["train"], "optimizer": 0}
+    assert offloaded["update"] == {name: plain["train"][name] for name in ("parameters", "gradients", "optimizer")}
+
+
 def test_chunks_of_a_stage_shorten_its_wait_and_cost_messages_and_memory(folder):
     whole, chunked = (
         estimates(folder, 2, pipeline_parallel=2, virtual_pipeline=chunks) for chunks in (1, 2)

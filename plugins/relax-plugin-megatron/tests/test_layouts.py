@@ -17,6 +17,7 @@ from tests.megatron_on_cpu.layouts import (
     CP2,
     DP2,
     EP2,
+    OFFLOADED,
     ONE,
     OPTIMIZER,
     PP2,
@@ -146,6 +147,26 @@ def test_interleaved_stages_replay_the_experts_of_their_layers(recompute, tmp_pa
         expected = replayed(trainer, 4)
     with megatron(path, Layout({**PP2_VP2.options, "recompute": recompute}, 2, 2), model=replay) as trainer:
         assert_replayed_alike(replayed(trainer, 4), expected)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_offloaded_state_of_the_optimizer_changes_no_bit(dense, dtype, tmp_path):
+    with megatron(dense, DP2, {"dtype": dtype}) as trainer:
+        expected = curve(trainer, tmp_path / "plain")
+    with megatron(dense, OFFLOADED, {"dtype": dtype}) as trainer:
+        found = curve(trainer, tmp_path / "offloaded")
+        assert (found.early, found.late) == (expected.early, expected.late)
+        trainer.load(expected.checkpoint)
+        assert steps(trainer, SAVED, STEPS) == expected.late
+
+
+@pytest.mark.faults
+def test_an_offloaded_state_needs_a_gpu(dense):
+    trainer = MegatronTrainer(MegatronTrainer.options_model()(offload_optimizer=True))
+    trainer.build = lambda chosen: Reinforce()
+    with pytest.raises(ConfigError, match=r"trainer.offload_optimizer: got true on cpu; .* leave it out"):
+        trainer.start(TrainerSpec({"path": dense}, ALGORITHM, OPTIMIZER))
 
 
 @pytest.mark.faults

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from relax_plugin_torch.offloading import Offload, Offloader, check_offload
+from relax_plugin_torch.offloading import Offloader
 from relax_plugin_torch.optimizer import _made
 from relax_plugin_torch.sharding import local, shard, whole
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from relax_core.api import ConfigError, OptimizerSpec, Version
+from relax_core.trainer_kit.offload import Offload, check_offload
 from tests.trainers import TRANSPORT
 
 CPU = torch.device("cpu")

@@ -33,16 +33,17 @@ def take_snapshot(weights: Weights, optimizer: Optimizer, state: Mapping[str, An
     With adapters, the frozen base is not copied.
     """
     pieces: dict[str, Piece] = {}
-    for held in weights.trained_here:
-        whole = optimizer.whole(held.parameter)
-        pieces |= weights.pieces(held, whole[optimizers.WEIGHT], WEIGHTS)
-        for name in optimizers.MOMENTS:
-            if name in whole:
-                found = weights.pieces(held, whole[name], MOMENTS, f"/{name}")
-                pieces |= found
-                if held.group.rank() == 0:
-                    steps = (f"{MOMENTS}{source}/{optimizers.STEP}" for source in held.mapped.sources)
-                    pieces |= {key: Piece(to_host(whole[optimizers.STEP]), ()) for key in steps if found}
+    with optimizer.loaded():
+        for held in weights.trained_here:
+            whole = optimizer.whole(held.parameter)
+            pieces |= weights.pieces(held, whole[optimizers.WEIGHT], WEIGHTS)
+            for name in optimizers.MOMENTS:
+                if name in whole:
+                    found = weights.pieces(held, whole[name], MOMENTS, f"/{name}")
+                    pieces |= found
+                    if held.group.rank() == 0:
+                        steps = (f"{MOMENTS}{source}/{optimizers.STEP}" for source in held.mapped.sources)
+                        pieces |= {key: Piece(to_host(whole[optimizers.STEP]), ()) for key in steps if found}
     return Snapshot.of(pieces, state, ranks)
 
 
@@ -58,14 +59,15 @@ def load_checkpoint(directory: str, weights: Weights, optimizer: Optimizer, base
     check_architecture(directory, found, {name: entry.shape for name, entry in weights.trained.items()})
     try:
         files = PieceReader(path)
-        for held in weights.trained_here:
-            whole = {optimizers.WEIGHT: weights.read(held, files, WEIGHTS)}
-            step = f"{MOMENTS}{held.mapped.sources[0]}/{optimizers.STEP}"
-            if step in files:
-                whole[optimizers.STEP] = files.read(step, ())
-                for name in optimizers.MOMENTS:
-                    whole[name] = weights.read(held, files, MOMENTS, f"/{name}")
-            optimizer.restore(held.parameter, whole)
+        with optimizer.loaded():
+            for held in weights.trained_here:
+                whole = {optimizers.WEIGHT: weights.read(held, files, WEIGHTS)}
+                step = f"{MOMENTS}{held.mapped.sources[0]}/{optimizers.STEP}"
+                if step in files:
+                    whole[optimizers.STEP] = files.read(step, ())
+                    for name in optimizers.MOMENTS:
+                        whole[name] = weights.read(held, files, MOMENTS, f"/{name}")
+                optimizer.restore(held.parameter, whole)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(FIELD, path, f"files can't be read ({error}); resume from another checkpoint") from error
     restore_random_state(state["random"])

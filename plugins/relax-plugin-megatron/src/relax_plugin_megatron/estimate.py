@@ -71,6 +71,10 @@ def estimate(
         moved += (own * (1 + again) + trained.all * 8) * len(micro_batches) + state * 2 * moments
     else:
         parts["activations"] = int(_layer(shape, grid, options, size) * tokens)
+    phases = {phase: parts}
+    if trains and options.offload_optimizer:  # the state is on the device only for the optimizer's step
+        held = ("parameters", "gradients", "optimizer")
+        phases = {phase: {**parts, "optimizer": 0}, "update": {name: parts[name] for name in held}}
     notes, gradients = [], 0.0
     forward = 2.0 * (1 + again + trains)  # each matrix again for the gradient of its inputs
     if trains:  # and for the gradient of its own
@@ -81,7 +85,7 @@ def estimate(
         everything = shape.sizes(one, 0, scalar).all + lora.size(one, 0, shape.layers)
         notes.append(f"trains {some:,} of {everything:,} parameters ({100 * some / everything:.2g} %)")
     return Estimate(
-        {phase: parts},
+        phases,
         {phase: (forward * (sizes.multiplied + adapters) + gradients) * passed},
         (NOTE, *notes),
         {phase: moved},

@@ -7,7 +7,8 @@ it in the shape of the parameter and `restore` splits it again, so a checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from relax_core.api import OptimizerSpec
+from relax_core.trainer_kit.offload import Offload
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT, STEP = "weight", "step"
@@ -27,7 +29,11 @@ WEIGHT, STEP = "weight", "step"
 class Optimizer:
     """AdamW over the parameters of one rank; weight decay excludes vectors, as in the `torch` trainer."""
 
-    def __init__(self, models: Sequence[DistributedDataParallel], spec: OptimizerSpec, dtype: torch.dtype) -> None:
+    def __init__(
+        self, models: Sequence[DistributedDataParallel], spec: OptimizerSpec, dtype: torch.dtype,
+        offload: Offload | None = None,
+    ) -> None:  # fmt: skip
+        """`offload`: keeps the state in host memory except within `loaded`, from the first time that it ends."""
         config = OptimizerConfig(
             optimizer="adam", lr=spec.lr, adam_beta1=spec.betas[0], adam_beta2=spec.betas[1], adam_eps=1e-8,
             weight_decay=spec.weight_decay, clip_grad=spec.grad_clip, bf16=dtype == torch.bfloat16,
@@ -36,6 +42,7 @@ class Optimizer:
         )  # fmt: skip
         self._models, self._clip, self._weight_decay = list(models), spec.grad_clip, spec.weight_decay
         self._optimizer = get_megatron_optimizer(config, self._models)
+        self._offload = offload
         chained = isinstance(self._optimizer, ChainedOptimizer)
         self._parts: list[Any] = self._optimizer.chained_optimizers if chained else [self._optimizer]
 
@@ -62,9 +69,30 @@ class Optimizer:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
             group["weight_decay"] = self._weight_decay * group["wd_mult"]  # 0 for vectors
-        self._optimizer.step_with_ready_grads()
+        with self.loaded():
+            self._optimizer.step_with_ready_grads()
 
     # -- state ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Keep the state on the device while the context is open; `whole` and `restore` need it there."""
+        if self._offload is None:
+            yield
+            return
+        self._offload.back()
+        try:
+            yield
+        finally:
+            self._offload.away(self._apart())
+
+    def _apart(self) -> Iterator[Tensor]:
+        """Yield the moments, and the float32 weights of 16-bit parameters."""
+        for part in self._parts:
+            for state in part.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+            for group in part.shard_fp32_from_float16_groups:
+                yield from (weight for weight in group if weight is not None)
 
     def whole(self, parameter: Parameter) -> dict[str, Tensor]:
         """Return the float32 weight and moments in the shape of the parameter; moments only after a first step.

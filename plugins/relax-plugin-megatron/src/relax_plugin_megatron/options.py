@@ -32,6 +32,9 @@ class MegatronOptions(Options):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to compute again in the backward pass: `selective` those of attention, `full` those of whole layers.
     Results are the same; memory shrinks, and `full` costs about a third more computation."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
+    frees GPU memory for activations, and costs a copy in each direction."""
     logits_mb: int = Field(128, ge=1)
     """Largest size, in MiB, of the float32 logits that exist at once on a rank."""
     collective_timeout_s: float = Field(600.0, gt=0)

@@ -8,6 +8,7 @@ Megatron's buffers until the update ends, and are summed over the data-parallel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -57,6 +58,7 @@ from relax_core.trainer_kit.chunk_rows import (
 )
 from relax_core.trainer_kit.lora import FOLDER, matrix
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, check_rows, read_json
+from relax_core.trainer_kit.offload import Offload, check_offload
 from relax_core.trainer_kit.ranks import Ranks, backend, collective_call
 from relax_core.trainer_kit.setup import (
     HEAD_OUTPUTS,
@@ -104,6 +106,7 @@ class Rank:
         check_parts(spec)
         self._undo_set_up = set_up(spec)
         self._device = choose_device("auto", spec.rank)
+        check_offload(options.offload_optimizer, self._device)
         self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
         self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
         self._files = TokenizerFiles.of(spec.model)
@@ -172,8 +175,9 @@ class Rank:
             self._models = [DistributedDataParallel(config, ddp, chunk) for chunk in self._chunks]
             own = [model.no_sync for model in self._models]
             config.no_sync_func = own if len(own) > 1 else own[0]
-            self._optimizer = Optimizer(self._models, self._spec.optimizer, self._dtype)
-        with FolderReader(path) as folder:
+            offload = Offload(self._device) if self._options.offload_optimizer else None
+            self._optimizer = Optimizer(self._models, self._spec.optimizer, self._dtype, offload)
+        with FolderReader(path) as folder, self._optimizer.loaded() if self._optimizer else nullcontext():
             for name, entry in self._weights.entries.items():
                 if not (name == SCALAR_HEAD and SCALAR_HEAD not in folder) and folder.shape(name) != entry.shape:
                     shapes = f"{folder.shape(name)} in its weights but {entry.shape} by its config.json"

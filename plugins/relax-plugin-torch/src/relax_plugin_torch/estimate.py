@@ -22,13 +22,13 @@ from relax_core.api import ConfigError, Estimate, Routing, TrainerSpec, Workload
 from relax_core.api.plan import RESERVED
 from relax_core.learn.huggingface import use_float32_head
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, has_towers
+from relax_core.trainer_kit.offload import check_offload
 from relax_core.trainer_kit.ranks import BUCKET
 from relax_core.trainer_kit.setup import TRAINED_ROLES, choose_format, publish_format
 from relax_plugin_torch.adapters import choose_trained
 from relax_plugin_torch.blocks import blocks_of, recompute_blocks
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
-from relax_plugin_torch.offloading import check_offload
 from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.options import OptimizerKind, TorchOptions
 from relax_plugin_torch.policy import Flops

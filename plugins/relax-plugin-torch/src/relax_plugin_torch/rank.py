@@ -42,6 +42,7 @@ from relax_core.trainer_kit.chunk_rows import (
 )
 from relax_core.trainer_kit.lora import FOLDER
 from relax_core.trainer_kit.model_folder import check_rows, fingerprint
+from relax_core.trainer_kit.offload import check_offload
 from relax_core.trainer_kit.ranks import Ranks, collective_call
 from relax_core.trainer_kit.setup import (
     HEAD_OUTPUTS,
@@ -63,7 +64,7 @@ from relax_plugin_torch.flops import FlopCounter, peak_of
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model
 from relax_plugin_torch.model import export_folder, load_model, named_tensors, own_tensors, whole_tensors
-from relax_plugin_torch.offloading import Offloader, check_offload
+from relax_plugin_torch.offloading import Offloader
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.options import TorchOptions
 from relax_plugin_torch.policy import Policy

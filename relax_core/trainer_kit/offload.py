@@ -43,7 +43,9 @@ class Offload:
 
         Tensors on a different device are skipped, such as an optimizer's step count on the CPU.
         """
-        self._host = {key: buffer for key, buffer in self._host.items() if not key.expired()}
+        gone = [key for key in self._host if key.expired()]  # type: ignore[no-untyped-call]
+        for key in gone:
+            del self._host[key]
         own = (one.untyped_storage() for one in tensors if one.device.type == self._device.type)
         here = {storage._cdata: storage for storage in own if storage.nbytes()}
         moved = [(storage, self._buffer(storage)) for storage in here.values()]
@@ -66,7 +68,7 @@ class Offload:
         return sum(buffer.nbytes for _, buffer in moved)
 
     def _buffer(self, storage: Storage) -> Tensor:
-        key = StorageWeakRef(storage)
+        key = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         if key not in self._host or self._host[key].nbytes != storage.nbytes():
             self._host[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         return self._host[key]

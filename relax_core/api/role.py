@@ -97,6 +97,8 @@ class WorkerSpec:
     """Folders of the run directory to which an untrusted process may write all the same."""
     preload: tuple[str, ...] = ()
     """Slow modules that the process imports; the core may fork it from a process that has imported them already."""
+    elastic: bool = False
+    """True: an engine that joins a live run. On Ray it gets room of its own, on nodes with `placement.elastic_labels`."""
     target: str = ""
     """`module:Class` of a host class of the core, built without arguments; empty: host `component` directly."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,6 +35,8 @@ TEACHER_COLUMNS = frozenset(
 """Columns that only a teacher fills."""
 
 MAX_PORT = 65535
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL_NAME = re.compile(rf"([-a-z0-9.]+/)?{LABEL_VALUE.pattern}")
 RESERVED_REWARDS = frozenset({"mean", "std", "greedy", "environment"})
 """Names of metrics `reward/<name>` that the core logs itself."""
 
@@ -55,6 +58,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_placement_errors(config, own),
         *_autoscale_errors(config, generated),
         *_external_errors(config, generated),
+        *_label_errors(config),
         *_ignored_errors(config),
     ]
 
@@ -344,6 +348,18 @@ def _external_errors(config: RunConfig, generated: bool) -> Errors:
     if weights.proof != "behaviour":
         fix = f'set "behaviour", so that engines at {key}.addresses prove their weights by a canary'
         yield ConfigError("weights.proof", weights.proof, fix)
+
+
+def _label_errors(config: RunConfig) -> Errors:
+    """Refuse node labels that have no effect, or that Ray would read as something else than a label."""
+    key, labels = "placement.elastic_labels", config.placement.elastic_labels
+    if labels and config.run.runner != "ray":
+        fix = 'only Ray has nodes with labels: remove the key, or set run.runner = "ray"'
+        yield ConfigError(key, f"labels, with the runner {config.run.runner!r}", fix)
+    for name, value in labels.items():
+        if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
+            fix = "give names and values as in `ray start --labels`: letters, digits, '-', '_' and '.', up to 63"
+            yield ConfigError(key, f"{name!r} = {value!r}", fix)
 
 
 def is_loopback(host: str) -> bool:

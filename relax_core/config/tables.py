@@ -461,6 +461,9 @@ class PlacementTable(Options):
     """Ranks of each teacher; several teachers take turns on the same devices."""
     roles: dict[str, RolePlacement] = {}
     """Ranks of the roles that plugins provide: name of the role -> placement."""
+    elastic_labels: dict[str, str] = {}
+    """Only with the runner ray: labels of the nodes, such as preemptible ones, for engines that join the live run.
+    Everything else runs on nodes that have none of these labels; empty: all run anywhere."""
     check_memory: bool = True
     """Refuse to start a run that certainly needs more memory than is free; `--anyway` sets this key to false."""
 

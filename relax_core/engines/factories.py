@@ -109,8 +109,8 @@ def _slot_maker(
 ) -> SlotMaker:
     """Return a function that makes slots of a worker group's engines, on its devices, without starting them.
 
-    An engine with a number beyond the group's size shares a CPU device of the group. An engine with an address was
-    started elsewhere and has devices of its own.
+    An engine with a number beyond the group's size shares a CPU device of the group, or gets as many GPUs as each engine
+    of the group from the runner. An engine with an address was started elsewhere and has devices of its own.
     """
     engine = type(context.build(choice.chosen, Engine))
     token = context.config.placement.rollout.external.token
@@ -123,12 +123,14 @@ def _slot_maker(
                 name, choice.chosen, spec, WorkerSpec(name, choice.chosen), elsewhere, engine.capabilities,
                 context.track(name), silence_s, address,
             )  # fmt: skip
+        elastic, num_gpus = number >= group.size, context.plan.num_gpus(group.process_devices(0))
+        unplanned = elastic and num_gpus > 0  # the plan does not name the GPUs of such an engine
         worker = WorkerSpec(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
-            devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
-            preload=engine.preload,
+            devices=() if unplanned else group.process_devices(number), num_gpus=num_gpus, preload=engine.preload,
+            elastic=elastic,
         )  # fmt: skip
-        track = context.track(name, group.devices_of(number))
+        track = context.track(name, () if unplanned else group.devices_of(number))
         return EngineSlot(name, choice.chosen, spec, worker, context.workers, engine.capabilities, track, silence_s)
 
     return make_slot

@@ -414,9 +414,10 @@ def fixed_size(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str
     if (fixed := closed(config, plan, group)) is not None:
         return fixed
     own = sorted(plan.groups[group].devices)
-    if any(name.startswith("gpu:") for name in own):
+    if any(name.startswith("gpu:") for name in own) and config.run.runner != "ray":
         got = f"engines on {', '.join(own)}"
-        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
+        fix = 'the run has no further GPU for one more engine: set run.runner = "ray", or scale engines on CPUs'
+        return "placement", got, fix
     return None
 
 

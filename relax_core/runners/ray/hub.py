@@ -29,7 +29,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
-from relax_core.runners.ray.workers import GpuPlacement
+from relax_core.runners.ray.workers import GpuPlacement, node_labels
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
 from relax_core.tensor_files.mapped_files import claim, memory_directory
@@ -98,7 +98,7 @@ class Hub(RpcActor):
         # Claim the memory-backed directory of weights, so that it outlives replaced processes of roles.
         if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
-        self._gpus = GpuPlacement.request(launch.plan)
+        self._gpus = GpuPlacement.request(launch.plan, node_labels(launch.config, elastic=False))
         settings, version = bus_settings(launch), starting_version(launch)
         self._store = await self._open_bus(component, settings, launch.run_dir, version, launch.epoch_number)
         self._run_status, self._devices = RunStatusService(self._clock, controlled=True), DeviceService(self._clock)

@@ -29,7 +29,7 @@ from relax_core.runners.ray.cluster import Cluster
 from relax_core.runners.ray.connection import RpcClient, asked
 from relax_core.runners.ray.hub import Hub, hub_options
 from relax_core.runners.ray.shell import app_name, deployment
-from relax_core.runners.ray.workers import gpu_sets
+from relax_core.runners.ray.workers import gpu_sets, node_labels
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
@@ -62,7 +62,7 @@ class RayRunner:
         self.run_status = client.service(RunStatus, "run_status")
         apps = {role: app_name(launch.run_id, role) for role in launch.plan.roles}
         self._apps = tuple(apps.values())
-        await asyncio.to_thread(self._deploy, launch.run_id, apps)
+        await asyncio.to_thread(self._deploy, launch, apps)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
     async def _open_hub(self, launch: Launch) -> None:
@@ -77,9 +77,11 @@ class RayRunner:
         finally:
             mark.unlink(missing_ok=True)
 
-    def _deploy(self, run_id: str, apps: Mapping[str, str]) -> None:
+    def _deploy(self, launch: Launch, apps: Mapping[str, str]) -> None:
         """Deploy one shell for each role; Serve starts the shells in parallel."""
-        targets = [serve.RunTarget(deployment(run_id, role), name=app, route_prefix=None) for role, app in apps.items()]
+        labels = node_labels(launch.config, elastic=False)
+        shells = {app: deployment(launch.run_id, role, labels) for role, app in apps.items()}
+        targets = [serve.RunTarget(shell, name=app, route_prefix=None) for app, shell in shells.items()]
         try:
             serve.run_many(targets, wait_for_applications_running=False)
         except Exception as error:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any, cast
 
 import ray
@@ -179,14 +180,14 @@ class RoleShell:
                 await joined.store.disconnect()
 
 
-def deployment(run_id: str, role: str) -> Any:
-    """Make the Serve application of one role."""
+def deployment(run_id: str, role: str, labels: Mapping[str, str]) -> Any:
+    """Make the Serve application of one role, whose replica runs on a node that `labels` selects."""
     made: Any = serve.deployment(
         RoleShell,
         name=role,
         num_replicas=1,
         max_ongoing_requests=64,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **({"label_selector": dict(labels)} if labels else {})},
         health_check_period_s=1.0,
         health_check_timeout_s=HEALTH_S,
         graceful_shutdown_timeout_s=STOP_S,

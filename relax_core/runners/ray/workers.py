@@ -14,6 +14,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Self
 
 import ray
@@ -34,6 +35,7 @@ from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, an
 
 BUNDLE_CPUS = 0.001
 """CPU share of a bundle. Ray requires a resource in each bundle; the operating system shares the cores."""
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
 PARTS = 10_000
 """Ray counts resources in steps of 1 / PARTS."""
 
@@ -51,13 +53,13 @@ class GpuPlacement:
     """The devices of each bundle of the group."""
 
     @classmethod
-    def request(cls, plan: Plan) -> Self | None:
-        """Request all GPUs of the run at once; return None if the plan has no GPUs."""
+    def request(cls, plan: Plan, labels: Mapping[str, str] = NO_LABELS) -> Self | None:
+        """Request all GPUs of the run at once, on nodes that `labels` selects; return None if the plan has no GPUs."""
         sets = gpu_sets(plan)
         if not sets:
             return None
         bundles = [{"GPU": float(len(own)), "CPU": BUNDLE_CPUS * plan.device_sets[own]} for own in sets]
-        return cls(placement_group(bundles, strategy="PACK"), sets)
+        return cls(_group(bundles, [labels] * len(bundles)), sets)
 
 
 def gpu_sets(plan: Plan) -> tuple[tuple[str, ...], ...]:
@@ -71,6 +73,18 @@ def gpu_sets(plan: Plan) -> tuple[tuple[str, ...], ...]:
             fix = "Ray shares a GPU only among processes with a single GPU: give them separate devices, or one GPU each"
             raise ConfigError("placement", f"{', '.join(own)} of one process, shared with more processes", fix)
     return tuple(ordered)
+
+
+def node_labels(config: Mapping[str, Any], elastic: bool) -> dict[str, str]:
+    """Return Ray's selector of the nodes for elastic engines, or for everything else, from a run's configuration."""
+    labels: Mapping[str, str] = config.get("placement", {}).get("elastic_labels", {})
+    return {name: value if elastic else f"!{value}" for name, value in labels.items()}
+
+
+def _group(bundles: Sequence[dict[str, float]], labels: Sequence[Mapping[str, str]]) -> PlacementGroup:
+    """Request a placement group; each bundle goes to a node that its labels select."""
+    selectors = [dict(own) for own in labels] if any(labels) else None
+    return placement_group(list(bundles), strategy="PACK", bundle_label_selector=selectors)
 
 
 def ray_share(num_gpus: float) -> float:
@@ -185,15 +199,17 @@ class RayWorkers:
     """The worker actors of one role: `api.role.Workers`. Actors end with the process that starts them."""
 
     def __init__(self, launch: Launch, role: str, registration: int, gpus: GpuPlacement | None = None) -> None:
-        """`gpus`: the GPUs of the run."""
+        """`gpus`: the GPUs of the run; an elastic engine has GPUs of its own instead."""
         self._launch, self._gpus, self._role, self._run_env = launch, gpus, role, launch.run_env
         self._prefix = f"relax-{launch.run_id}-{role}-{registration}"
         self._numbers = count(1)
         self._started: list[RayWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        gpus = self._gpus if self._gpus is not None and all(spec.num_gpus for spec in specs) else None
-        group = gpus.group if gpus else placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        planned = self._gpus is not None and all(spec.num_gpus and not spec.elastic for spec in specs)
+        gpus = self._gpus if planned else None
+        labels = [node_labels(self._launch.config, spec.elastic) for spec in specs]
+        group = gpus.group if gpus else _group([_bundle(spec) for spec in specs], labels)
         own = None if gpus else group
         actors: list[Any] = []
         try:
@@ -237,5 +253,5 @@ class RayWorkers:
 def _bundle(spec: WorkerSpec) -> dict[str, float]:
     bundle = {"CPU": BUNDLE_CPUS}
     if spec.num_gpus:
-        bundle["GPU"] = spec.num_gpus
+        bundle["GPU"] = ray_share(spec.num_gpus)
     return bundle

@@ -223,3 +223,22 @@ def test_a_missing_task_file_or_interpreter_is_refused(folder: Path, catalogue: 
     text = refused(catalogue, "data.train=no.jsonl", "engine.python=no", 'eval.sets=[{name="a", path="no"}]')
     for key in ("data.train", "engine.python", "eval.sets.0.path"):
         assert f"{key} (command line)" in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "runner", "message"),
+    [
+        ('{market="spot"}', "local", "placement.elastic_labels (command line): got labels, with the runner 'local'"),
+        ('{market="!spot"}', "ray", "placement.elastic_labels (command line): got 'market' = '!spot'; give names"),
+        ('{"in(a)"="spot"}', "ray", "placement.elastic_labels (command line): got 'in(a)' = 'spot'; give names"),
+    ],
+)  # fmt: skip
+def test_labels_of_nodes_need_ray_and_plain_names(
+    folder: Path, with_faults: Catalogue, labels: str, runner: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["my.toml"], [f"placement.elastic_labels={labels}", f"run.runner={runner}"], with_faults, on_disk=False)
+    assert message in str(caught.value)
+    spot = 'placement.elastic_labels={market="spot", "cloud.example/pool"="a-1"}'
+    composed = compose(["my.toml"], [spot, "run.runner=ray"], with_faults, on_disk=False)
+    assert dict(composed.config.placement.elastic_labels) == {"market": "spot", "cloud.example/pool": "a-1"}

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import relax_core
+from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import SHARES
 from relax_core.control.placement import placement_notes
+from relax_core.engines import factories
 from relax_core.registry.catalogue import Catalogue
 from tests.unit.control import conftest
 
@@ -208,3 +211,15 @@ def test_a_scaling_policy_needs_engines_whose_number_can_change(
         planned(catalogue, "autoscale=balance", *overrides, on_gpus=on_gpus)
     assert str(caught.value).startswith(message) and "remove [autoscale]" in str(caught.value)
     planned(catalogue, "autoscale=balance", "placement=hybrid")
+
+
+def test_ray_gives_engines_that_join_as_many_gpus_as_the_first_engines_have(catalogue: Catalogue) -> None:
+    settings = ("autoscale=balance", "placement=hybrid", "run.runner=ray", "placement.rollout.engines=2")
+    config, made = configured(catalogue, *settings), planned(catalogue, *settings, on_gpus=True)
+    context = SimpleNamespace(config=config, plan=made, build=catalogue.build, track=lambda *_: None, workers=None)
+    group = made.groups["rollout"]
+    make_slot = factories._slot_maker(context, group, config.engine, EngineSpec({}, 64), 20.0)  # type: ignore[arg-type]
+    first, last, joining = (make_slot(f"engine-{number}", number, "")._worker_spec for number in range(3))
+    assert not first.elastic and not last.elastic and joining.elastic
+    assert first.devices + last.devices == tuple(sorted(group.devices)) and joining.devices == ()
+    assert first.num_gpus == last.num_gpus == joining.num_gpus == 1.0

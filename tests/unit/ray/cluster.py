@@ -31,7 +31,7 @@ class ForeignCluster:
         arguments = [
             "start", "--head", "--block", "--port=0", "--num-cpus=32", "--num-gpus=4", "--object-store-memory=200000000",
             "--include-dashboard=false", "--include-log-monitor=false", "--disable-usage-stats",
-            f"--temp-dir={self.folder}",
+            f"--temp-dir={self.folder}", "--labels=market=spot",
         ]  # fmt: skip
         self._log = (self.folder / "start.log").open("w")
         own = self.environment()  # before this process's variables are read, to which its first call adds

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from relax_core.api.component import Chosen
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, DeadlineExceeded
 from relax_core.api.plan import Plan, WorkerGroup
 from relax_core.api.role import WorkerSpec
 from relax_core.registry.catalogue import Catalogue
@@ -74,3 +75,49 @@ def test_placements_that_ray_cannot_share_are_refused_before_the_start() -> None
     assert gpu_sets(plan(actor=(1, frozenset({"cpu:0"})))) == ()
     with pytest.raises(ConfigError, match="gpu:0, gpu:1 of one process, shared with more processes"):
         gpu_sets(plan(actor=(2, TWO), rollout=(1, TWO)))
+
+
+async def test_an_elastic_engine_has_room_of_its_own_on_nodes_with_the_labels_until_it_leaves(joined: None) -> None:
+    """The one node of the cluster has the label market=spot."""
+    from ray.util import placement_group_table
+    from ray.util.placement_group import remove_placement_group
+
+    from relax_core.runners.ray.workers import GpuPlacement, RayWorkers, node_labels
+
+    def groups() -> dict[str, Any]:
+        return {name: one for name, one in placement_group_table().items() if one["state"] == "CREATED"}
+
+    one = plan(rollout=(1, frozenset({"gpu:0"})))
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+
+    def workers(market: str, gpus: GpuPlacement | None = None) -> RayWorkers:
+        config = {"placement": {"elastic_labels": {"market": market}}}
+        return RayWorkers(Launch(f"elastic-{os.getpid()}", "", config, one, (), resolved), "rollout", 1, gpus)
+
+    first = specs(one, "rollout")[0]
+    elastic = replace(first, name="rollout-1", devices=(), elastic=True)
+    placement = GpuPlacement.request(one)
+    assert placement is not None
+    before, started = groups(), list[Any]()
+    try:
+        own = workers("spot", placement)
+        started += await own.start([first], CALL_S)
+        assert groups().keys() <= before.keys() | {placement.group.id.hex()}
+        started += await own.start([elastic], CALL_S)
+        (added,) = groups().keys() - before.keys() - {placement.group.id.hex()}
+        assert groups()[added]["bundles"][0]["GPU"] == 1.0
+        seen = [await one.call("variable", "CUDA_VISIBLE_DEVICES", timeout_s=CALL_S) for one in started]
+        assert len(set(seen)) == 2
+        await started.pop().kill()
+        async with asyncio.timeout(CALL_S):
+            while added in groups():
+                await asyncio.sleep(0.05)
+    finally:
+        for worker in started:
+            await worker.kill()
+        remove_placement_group(placement.group)
+    with pytest.raises(DeadlineExceeded, match="room for rollout-1"):
+        await workers("reserved").start([elastic], 0.5)
+    with pytest.raises(DeadlineExceeded, match="room for rollout-0"):
+        await workers("spot").start([first], 0.5)
+    assert node_labels({}, elastic=True) == node_labels({}, elastic=False) == {}

@@ -462,6 +462,10 @@ class EnginePool:
             "requests_per_engine": self._router.limits.per_engine,
         }  # fmt: skip
 
+    def hosts(self) -> dict[str, str]:
+        """Return the address of each started engine's machine, by the engine's name."""
+        return {slot.name: slot.worker.host for slot in self._slots.values() if slot.worker is not None}
+
     def facts(self) -> dict[str, Any]:
         """Return the state of each engine by name, for the run's status."""
         found: dict[str, Any] = {}

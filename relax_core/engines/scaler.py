@@ -92,6 +92,8 @@ class Scaler:
         self._changed = asyncio.Event()
         self._told: dict[str, tuple[str, str]] = {}
         """(state, detail) of each operation at its last event."""
+        self._ending: set[str] = set()
+        """Addresses of machines that are about to end."""
 
     async def run(self) -> None:
         """Finish what the former process of the role began; then take requests for ever. Return if there are no pools."""
@@ -109,6 +111,7 @@ class Scaler:
             self._perform(name, actions)
         while True:
             asked = [(request.pool, self._ask(request)) for request in await self._requests()]
+            asked += [(name, actions) for name in self._pools if (actions := self._vacate(name))]
             if asked or self._changed.is_set():
                 self._changed.clear()
                 await self._keep()
@@ -131,6 +134,9 @@ class Scaler:
             try:
                 request = ScaleRequest(**json.loads(text))
                 checked(request, ScaleRequest, "request")
+                if request.node:
+                    self._ending.add(request.node)
+                    continue
                 if request.pool not in self._pools:
                     raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
             except (TypeError, ValueError, WrongShape) as error:
@@ -147,6 +153,12 @@ class Scaler:
         except ConfigError as error:
             scaling.refused(request, str(error), self._wall())
             return []
+
+    def _vacate(self, name: str) -> list[Action]:
+        if not self._ending:
+            return []
+        pool, scaling = self._pools[name]
+        return scaling.vacate([one for one, host in pool.hosts().items() if host in self._ending], self._wall())
 
     def _perform(self, name: str, actions: Sequence[Action]) -> None:
         pool, scaling = self._pools[name]

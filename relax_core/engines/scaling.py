@@ -76,6 +76,8 @@ class ScaleRequest:
     """Address, `HOST:PORT`, of an engine that was started elsewhere and is to join."""
     cancel: str = ""
     """Operation to cancel."""
+    node: str = ""
+    """Address of a machine that is about to end: its engines are to leave every pool of the role."""
     keep_partial: bool = False
     """True: if an engine can't join, the engines that did join stay. False: they leave again."""
 
@@ -182,7 +184,20 @@ class PoolScaling:
             return self._made(request, target, "noop", now, f"operation {busy.id} has the same target"), []
         if not request.engine and target == len(self.engines):
             return self._made(request, target, "noop", now, f"the pool has {target} engines"), []
-        return self._begin(self._made(request, target, "pending", now), request.engine)
+        leaving = [request.engine] if request.engine else []
+        return self._begin(self._made(request, target, "pending", now), leaving)
+
+    def vacate(self, engines: Iterable[str], now: float) -> list[Action]:
+        """Let engines leave whose machine is about to end; protected engines stay. Wait for the end of an open operation.
+
+        Return the actions to perform. Call this again until no engine is left.
+        """
+        leaving = [name for name in engines if name in self.engines and name not in self.protected]
+        if not leaving or self.open is not None:
+            return []
+        request = ScaleRequest(f"machine-{self._last_operation + 1}", self.pool)
+        made = self._made(request, len(self.engines) - len(leaving), "pending", now, "a machine is about to end")
+        return self._begin(made, leaving)[1]
 
     def refused(self, request: ScaleRequest, why: str, now: float) -> ScalingOperation:
         """Record a request that `ask` refused, so that its sender learns the reason."""
@@ -228,13 +243,11 @@ class PoolScaling:
             del self.operations[old.id]
         return made
 
-    def _begin(self, made: ScalingOperation, engine: str = "") -> tuple[ScalingOperation, list[Action]]:
-        """Choose the engines of an operation; `engine` leaves, if given."""
+    def _begin(self, made: ScalingOperation, leaving: Sequence[str] = ()) -> tuple[ScalingOperation, list[Action]]:
+        """Choose the engines of an operation, unless those that are `leaving` are given."""
         actions: list[Action] = []
         steps: dict[str, Step] = {}
-        if engine:
-            leaving = [engine]
-        else:
+        if not leaving:
             free = [name for name in reversed(self.engines) if name not in self.protected]
             leaving = free[: max(len(self.engines) - made.target, 0)]
         for name in leaving:

@@ -27,6 +27,8 @@ LOGICAL_CPUS = 64
 START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
 """Attempts to start a cluster, and the text of the error to retry: a raylet ends if its agent takes 15 s to start."""
 INIT: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+DRAINING_S = 10.0
+"""Seconds in which the cluster must say which nodes it drains."""
 SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
 SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
 """Attempts to join Serve, and seconds between them, while another run starts Serve on the same cluster."""
@@ -88,6 +90,12 @@ class Cluster:
         end, self._end = self._end, None
         if end is not None:
             end()
+
+
+def draining_hosts() -> frozenset[str]:
+    """Return the addresses of the nodes that Ray drains: a cloud has announced their end, or an operator."""
+    ids = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=DRAINING_S)
+    return frozenset(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] in ids)
 
 
 def start_cluster() -> Callable[[], None]:

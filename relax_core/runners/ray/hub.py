@@ -8,9 +8,10 @@ itself. The hub watches the replicas that run the roles, and reports their death
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,15 +20,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.errors import InfrastructureError, WorkerDied
-from relax_core.api.events import RoleFailed
+from relax_core.api.events import Logged, RoleFailed
 from relax_core.api.role import SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
+from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.process_log import record_process
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
+from relax_core.runners.ray.cluster import draining_hosts
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
 from relax_core.runners.ray.workers import GpuPlacement, node_labels
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
@@ -39,6 +42,8 @@ CONCURRENCY = 1000
 """Largest number of concurrent calls of the hub; a waiting call counts, too."""
 PROBE_S = 1.0
 """Seconds between two probes of a replica: Ray reports a death only in answer to a call."""
+NODES_S = 5.0
+"""Seconds between two looks for nodes that Ray drains; clouds announce the end of a node 30 to 120 s before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class Hub(RpcActor):
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._launch = launch
+        self._own(launch.plan.roles[0], self._watch_nodes())
         return self._store
 
     async def _open_bus(
@@ -181,6 +187,26 @@ class Hub(RpcActor):
             except (TimeoutError, ray.exceptions.RayError):
                 pass  # busy or unreachable; Serve's health check detects a stuck replica
             await asyncio.sleep(PROBE_S)
+
+    async def _watch_nodes(self) -> None:
+        """Tell the roles with engine pools once about each node that Ray drains, so that its engines leave in time."""
+        told: frozenset[str] = frozenset()
+        failed = False
+        while True:
+            draining = told
+            try:
+                draining = await asyncio.to_thread(draining_hosts)
+            except Exception as error:  # any error of Ray: the run goes on without notices
+                if not failed:
+                    said = f"Ray does not say which nodes it drains, so their engines do not leave early: {error}"
+                    await self._run_status.emit(Logged("warning", "hub", said))
+                failed = True
+            for host in sorted(draining - told):
+                request = json.dumps(asdict(ScaleRequest(f"node-{host}", node=host)))
+                for role in {"rollout", "teacher"}.intersection(self._launch.plan.roles):
+                    await self._run_status.command(role, "scale", request)
+            told |= draining
+            await self._clock.sleep(NODES_S)
 
     async def _lost(self, role: str, pid: int) -> None:
         now = self._clock.now()

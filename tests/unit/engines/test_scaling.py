@@ -392,3 +392,18 @@ class Scaling(RuleBasedStateMachine):
 
 Scaling.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestScaling = Scaling.TestCase
+
+
+def test_the_engines_of_a_machine_that_ends_leave_together_when_no_operation_is_open() -> None:
+    scaling = grown(5)
+    ask(scaling, 6, "more")
+    there = ["engine-1", "engine-2", "engine-4", "elsewhere"]
+    assert scaling.vacate(there, 4.0) == [], "an operation is open"
+    join(scaling, "engine-5")
+    assert scaling.vacate(there, 4.0) == [Leave("engine-2"), Leave("engine-4")], "engine-1 is protected"
+    assert scaling.vacate(there, 5.0) == []
+    leave(scaling, "engine-2", "engine-4")
+    (*_, operation) = scaling.operations.values()
+    assert (operation.state, operation.target, operation.detail) == ("completed", 4, "a machine is about to end")
+    assert scaling.engines == [*START, "engine-3", "engine-5"] and scaling.target == 4
+    assert scaling.vacate(there, 6.0) == [] and scaling.open is None

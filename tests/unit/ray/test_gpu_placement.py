@@ -121,3 +121,19 @@ async def test_an_elastic_engine_has_room_of_its_own_on_nodes_with_the_labels_un
     with pytest.raises(DeadlineExceeded, match="room for rollout-0"):
         await workers("spot").start([first], 0.5)
     assert node_labels({}, elastic=True) == node_labels({}, elastic=False) == {}
+
+
+def test_the_nodes_that_ray_drains_are_known_by_their_addresses(joined: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real call answers for a healthy cluster; a scripted answer names its node."""
+    import ray
+    from ray._private.worker import global_worker
+
+    from relax_core.runners.ray.cluster import draining_hosts
+
+    class Notices:
+        def get_draining_nodes(self, timeout: float) -> dict[str, int]:
+            return {node["NodeID"]: 0 for node in ray.nodes()} | {"a node that has ended": 0}
+
+    assert draining_hosts() == frozenset()
+    monkeypatch.setattr(global_worker, "gcs_client", Notices())
+    assert draining_hosts() == {str(node["NodeManagerAddress"]) for node in ray.nodes()}

@@ -138,15 +138,25 @@ def main() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # a kernel without such groups
         Path("/proc/self/autogroup").write_text(str(NICENESS))
+    threads = []
     for descriptor in map(int, sys.argv[1:]):
         line = Connection(descriptor)
         chosen, plugin_files = messages.decode(line.recv_bytes())
-        threading.Thread(target=_serve, args=(line, _built(chosen, plugin_files)), name=f"relax-{chosen.name}").start()
+        threads.append(
+            threading.Thread(target=_serve, args=(line, _built(chosen, plugin_files)), name=f"relax-{chosen.name}")
+        )
+    for thread in threads:
+        thread.start()
+    for thread in threads:  # after the main thread has ended, Python starts no threads of executors
+        thread.join()
 
 
 def _built(chosen: Chosen, plugin_files: Sequence[str]) -> Sink | Failure:
+    """Build a sink. Its check imports its package here, since packages that several threads import may see each other half."""
     try:
-        return Catalogue.load(plugin_files).build(chosen, Sink)
+        sink = Catalogue.load(plugin_files).build(chosen, Sink)
+        sink.check()
+        return sink
     except Exception as error:
         return describe(error)
 

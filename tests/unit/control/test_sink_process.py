@@ -21,7 +21,8 @@ from relax_core.registry.catalogue import Catalogue
 pytestmark = pytest.mark.process
 
 SINKS = """
-import atexit, json, os, time
+import atexit, json, os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from relax_core.api import Options, Sink
 
@@ -34,7 +35,8 @@ class Writes(Sink[Where]):
             file.write(json.dumps([*call, type(call[-1]).__name__, os.getpid()]) + "\\n")
     def open(self, run_dir, name, config):
         atexit.register(self._write, "program ends")
-        self._write("open", run_dir, name, config)
+        with ThreadPoolExecutor(1) as pool:  # refused by a program that ends
+            pool.submit(self._write, "open", run_dir, name, config).result()
     def metrics(self, step, values):
         if step == 13:
             raise SystemExit("unlucky")

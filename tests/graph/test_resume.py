@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sqlite3
@@ -19,9 +18,8 @@ pytestmark = pytest.mark.process
 KILLED_AT, NEWEST = 5, 4
 """The driver dies in the record of this step; the newest checkpoint then is of this step."""
 PLUGIN = f"""
-import json, os, signal
-from pathlib import Path
-from relax_core.api import Sink, hook
+import os, signal
+from relax_core.api import hook
 
 MARK = __file__ + ".killed"
 
@@ -30,22 +28,6 @@ def relax_step_finished(event):
     if event.step == {KILLED_AT} and not os.path.exists(MARK):
         open(MARK, "x").close()
         os.kill(os.getpid(), signal.SIGKILL)
-
-class Seen(Sink):
-    def open(self, run_dir, name, config):
-        self.path = Path(run_dir, "seen.jsonl")
-        self._write("open")
-
-    def metrics(self, step, values):
-        if "reward/mean" in values:
-            self._write(step)
-
-    def close(self):
-        self._write("close")
-
-    def _write(self, what):
-        with self.path.open("a") as file:
-            file.write(json.dumps([what, os.getppid()]) + chr(10))
 """
 
 
@@ -55,7 +37,7 @@ def killed_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "last_words.py").write_text(PLUGIN)
     with relax_in(directory) as relax:
         killed = relax("train", tiny / "recipe.toml", *EXACT, "checkpoint.background=false",
-                       f'plugins=["{directory / "last_words.py"}"]', 'sinks=["last-words"]', "--runner", "inline",
+                       f'plugins=["{directory / "last_words.py"}"]', "--runner", "inline",
                        "--run-dir", directory / "run")  # fmt: skip
     assert killed.code == -9, killed.err
     return directory / "run"
@@ -89,11 +71,6 @@ def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_unt
     assert f"resuming from step {NEWEST - 2} before it" in resumed.err
     assert re.search(r"ledger\.db is missing: .* the copy in .*/checkpoints/step-000002\n", resumed.err)
     assert_ends_like(whole, run, resumed.json)
-    seen = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
-    last = [what for what, parent in seen if parent == seen[-1][1]]
-    assert last == ["open", *range(NEWEST - 1, STEPS + 1), "close"], (
-        "the sink got each step of this start, in its own process"
-    )
     with sqlite3.connect(f"file:{run}/ledger.db?mode=ro", uri=True) as ledger:
         counted = Counter(ledger.execute("SELECT number, sample FROM ended WHERE reason = ''").fetchall())
         ((folded,),) = ledger.execute("SELECT coalesce(sum(attempts), 0) FROM folded WHERE reason = ''").fetchall()

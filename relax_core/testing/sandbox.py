@@ -72,7 +72,9 @@ PROGRAMS = {
 GREEDY = {
     # Without the pause, a busy machine would have tens of thousands of processes before the limit takes effect.
     "forks": "import os, time\nwhile True:\n os.fork()\n time.sleep(0.1)",
-    "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    # Small stacks, so that the limit on memory does not end it first.
+    "threads": "import threading, time\nthreading.stack_size(1 << 16)\nfor _ in range(40):\n"
+    " threading.Thread(target=time.sleep, args=(900,), daemon=True).start()\ntime.sleep(900)",
     "memory": "held = [bytearray(1 << 20) for _ in range(4096)]",
     "shared memory": "import mmap\nheld = [mmap.mmap(-1, 1 << 20) for _ in range(999)]\n"
     "for m in held: m.write(bytes(1 << 20))",

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.api.weights import Version
+from relax_core.bus.journal import LedgerJournal
+from relax_core.control.prepare import prepare, prepare_resume
 from tests.graph.conftest import Relax, relax_in
 from tests.graph.exact import EXACT, STEPS, assert_ends_like, steps_of
 
@@ -41,6 +44,17 @@ def killed_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                        "--run-dir", directory / "run")  # fmt: skip
     assert killed.code == -9, killed.err
     return directory / "run"
+
+
+def test_a_run_that_begins_anew_without_a_checkpoint_has_an_incarnation_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare([tiny / "recipe.toml"], EXACT, run_dir=run).directory.close()
+    journal = LedgerJournal(str(run))
+    journal.remember(Version("actor", 4, 0))
+    journal.close()
+    again = prepare_resume(run, (), unfinished=True)
+    again.directory.close()
+    assert again.stages[0].launch.incarnation == 5
 
 
 def test_a_change_of_the_experiment_and_steps_that_are_not_there_are_refused_and_begin_nothing(

@@ -79,7 +79,7 @@ async def test_a_right_program_earns_everything(response: str, cases: Any) -> No
         ("3", ADD),
         ("print(3)", ADD),
         (block("print(3)"), ADD),
-        (block("print('3')\nimport sys; sys.exit(1)"), ADD),
+        (block("print('3')\nimport sys; sys.exit(1)"), ADD[:1]),
         (block("while True: pass"), ADD[:1]),
         (block("import os, time\nwhile True: os.fork(); time.sleep(0.1)"), ADD[:1]),
         pytest.param(block("import os\nwhile True: os.fork()"), ADD[:1], marks=pytest.mark.faults),  # fills the process table

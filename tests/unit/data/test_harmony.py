@@ -142,6 +142,7 @@ PIECES = st.lists(
 @given(PIECES, st.integers(0, 150), st.booleans())
 @example(["<|ch", CALL["harmony"], "annel|>"], 150, False)
 @example(["hm<|ch", CALL["harmony"]], 30, False)
+@example([" to=functions.search", "<|channel|>final<|message|>"], len(" to=functions.search<|ch"), False)
 @settings(max_examples=300, deadline=None)
 def test_marks_of_several_tokens_are_reported_only_when_complete(pieces, end, thinks) -> None:
     text = "".join(pieces)

@@ -480,9 +480,8 @@ class Rank:
     def stop(self) -> None:
         self._update = None
         self._writing.stop()
-        for module in chain(
-            *(chunk.modules() for chunk in self._chunks)
-        ):  # holds the graph of its last pass, which gc cannot follow back to it
+        for module in chain(*(chunk.modules() for chunk in self._chunks)):
+            # It holds the graph of its last pass, which gc cannot follow back to it.
             vars(module).pop("token_dispatcher", None)
         parallel_state.destroy_model_parallel()
         if dist.is_initialized():

@@ -14,6 +14,7 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Sink, Span
+from relax_core.control import sink_process
 from relax_core.control.sink_process import sinks_apart
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
@@ -55,7 +56,10 @@ class Traces(Writes):
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(
+        sink_process, "END_S", 600.0
+    )  # how long a busy machine takes to end the child is no matter here
     (tmp_path / "sinks_of_tests.py").write_text(SINKS)
     return tmp_path / "sinks_of_tests.py"
 

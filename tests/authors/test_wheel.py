@@ -45,7 +45,7 @@ def test_an_installed_core_bakes_and_knows_its_recipes(author: Home, relax_here:
     assert author.must("train", "guess-number", "--dry-run").out
     refused = relax_here("train", "nowhere")
     assert refused.code == 2
-    assert "guess-number, mixed, motion, quickstart" in refused.err
+    assert "guess-number, judged, mixed, motion, quickstart" in refused.err
 
 
 def files(folder: Path) -> list[Path]:

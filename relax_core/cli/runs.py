@@ -535,11 +535,11 @@ def engines(run: Run = None, address: Address = "", token_file: TokenFile = None
         say(f"{body['run']}: {body['state']}, no engines", err=True)
         return
     rows = [
-        (one["pool"], one["engine"], _state_of(one),
+        (one["pool"], one["engine"], one.get("node", ""), _state_of(one),
          str(one["version"]), str(one["running"]), str(one["restarts"]))
         for one in body["engines"]
     ]  # fmt: skip
-    print_table(("pool", "engine", "state", "version", "requests", "restarts"), rows)
+    print_table(("pool", "engine", "node", "state", "version", "requests", "restarts"), rows)
 
 
 def _state_of(engine: Mapping[str, Any]) -> str:

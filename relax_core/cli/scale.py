@@ -26,6 +26,10 @@ def scale(
         typer.Argument(metavar="[RUN] [POOL=N]", help="The run, and a pool with the number of engines it is to have."),
     ] = None,
     drain: Annotated[str, typer.Option(metavar="ENGINE", help="Let this engine leave; relax engines lists them.")] = "",
+    drain_node: Annotated[
+        str,
+        typer.Option(metavar="NODE", help="Let all engines on this node leave, except the first ones of each pool."),
+    ] = "",
     join: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Let the engine join that `relax engine serve` serves there.")
     ] = "",
@@ -51,14 +55,14 @@ def scale(
     from relax_core.views.answers import scale_plan
     from relax_core.views.run import open_run
 
-    run, request = _request(arguments or [], drain, cancel, keep_partial, join)
+    run, request = _request(arguments or [], drain, cancel, keep_partial, join, drain_node)
     if address:
         _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
         return
     view = open_run(run)
     control, request = RunControl(view), _pool_of(view, request)
     if dry_run:
-        _show_plan(scale_plan(view.name, *expected(request, control.facts(), time.time())), json)
+        _show_plan(scale_plan(view.name, expected(request, control.facts(), time.time())), json)
         return
     fields = asdict(request)
     key = fields.pop("key")
@@ -67,7 +71,7 @@ def scale(
 
 
 def _request(
-    arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool, join: str = ""
+    arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool, join: str = "", node: str = ""
 ) -> tuple[str | None, ScaleRequest]:
     """Return the run's name and the request of a command line. Raises ConfigError."""
     from relax_core.api.errors import ConfigError
@@ -75,17 +79,15 @@ def _request(
 
     targets = [one for one in arguments if "=" in one]
     runs = [one for one in arguments if "=" not in one]
-    given = len(targets) + bool(drain) + bool(cancel) + bool(join)
+    given = len(targets) + bool(drain) + bool(cancel) + bool(join) + bool(node)
     if len(runs) > 1 or given != 1:
-        fix = "give one run, and one of POOL=N, --drain ENGINE, --join HOST:PORT and --cancel OPERATION"
+        fix = "give one run, and one of POOL=N, --drain ENGINE, --drain-node NODE, --join HOST:PORT and --cancel OPERATION"
         raise ConfigError("arguments", " ".join(arguments) or "nothing", fix)
     pool, _, number = targets[0].partition("=") if targets else ("", "", "")
     if targets and not number.isdecimal():
         raise ConfigError(pool, number or "nothing", "give the number of engines that the pool is to have")
     target = int(number) if targets else None
-    request = ScaleRequest(
-        uuid.uuid4().hex, pool, target, drain, address=join, cancel=cancel, keep_partial=keep_partial
-    )
+    request = ScaleRequest(uuid.uuid4().hex, pool, target, drain, join, cancel, node, keep_partial=keep_partial)
     return (runs[0] if runs else None), request
 
 
@@ -98,6 +100,8 @@ def _scale_remotely(
         fields = {}
     elif request.address:
         path, fields = "/engines/join", {"address": request.address}
+    elif request.node:
+        path, fields = "/engines/drain", {"node": request.node}
     if dry_run:
         _show_plan(client.ask(path, {**fields, "dry_run": True}), json)
         return
@@ -106,12 +110,12 @@ def _scale_remotely(
 
 
 def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:
-    """Find the pool of an engine or operation that the request names."""
+    """Find the pool of an engine or operation that the request names. A node is drained in all pools."""
     from dataclasses import replace
 
     from relax_core.views.answers import scaling_of
 
-    if request.pool:
+    if request.pool or request.node:
         return request
     pools = scaling_of(view)
     own = [name for name, one in pools.items() if request.engine in one.engines or request.cancel in one.operations]
@@ -125,4 +129,4 @@ def _show_plan(plan: Mapping[str, Any], json: bool) -> None:
     for one in plan["actions"]:
         say(f"{plan['run']}: {one['engine']} would {one['action'].replace('canceljoin', 'not join')}")
     if not plan["actions"]:
-        say(f"{plan['run']}: nothing would change: {plan['operation']['detail']}")
+        say(f"{plan['run']}: nothing would change: {plan['operations'][0]['detail']}")

@@ -177,6 +177,13 @@ def _drain(api: RunApi, request: Request) -> Response:
     return _ask_to_scale(api, request, {**request.state.fields, "pool": own[0], "engine": engine})
 
 
+def _drain_node(api: RunApi, request: Request) -> Response:
+    fields = dict(request.state.fields)
+    if "node" not in fields:
+        raise Refused(400, "node", "nothing", "give the address of a node; GET /engines lists them")
+    return _ask_to_scale(api, request, {**fields, "pool": ""})
+
+
 def _cancel(api: RunApi, request: Request) -> Response:
     wanted, pools = request.path_params["id"], api.facts().pools
     asked = api.book.operations.get(wanted)
@@ -192,7 +199,7 @@ def _ask_to_scale(api: RunApi, request: Request, fields: dict[str, Any]) -> Resp
     key = request.headers.get("idempotency-key", "")
     if fields.pop("dry_run", False):
         planned = ScaleRequest(key or "dry-run", **fields)
-        return _json(scale_plan(api.view.name, *expected(planned, api.facts(), time.time())))
+        return _json(scale_plan(api.view.name, expected(planned, api.facts(), time.time())))
     operation, asks = api.ask("scale", key, fields)
     return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
 
@@ -287,6 +294,10 @@ PATHS = (
         {"address": (str, "HOST:PORT of the engine, which the run's configuration must list"), "dry_run": DRY_RUN},
     ),
     ApiRoute("POST", "/engines/{id}/drain", "Let this engine leave its pool.", _drain, {}, {"dry_run": DRY_RUN}),
+    ApiRoute(
+        "POST", "/engines/drain", "Let all engines of a node leave their pools, except protected ones.", _drain_node, {},
+        {"node": (str, "address of the node, as GET /engines shows it"), "dry_run": DRY_RUN},
+    ),
     ApiRoute("POST", "/operations/{id}/cancel", "Undo an open operation that scales.", _cancel, {}, {"dry_run": DRY_RUN}),
     *_rednote("scale_out"),
     ApiRoute("POST", "/rollout/scale_out/{id}/cancel", "Undo this request if it is open.", _cancel_scale_out, {}),

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from relax_core.api.errors import ConfigError
 from relax_core.engines import scaling
 from relax_core.engines.scaling import GOOD, PoolScaling, ScaleRequest
-from relax_core.views.answers import try_scaling
+from relax_core.views.answers import try_draining, try_scaling
 
 PlainAction = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
 Action: TypeAlias = PlainAction | Literal["profile", "scale"]
@@ -76,6 +76,8 @@ class ControlOperation:
     """Steps that had been profiled at the request."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the request: of `ScaleRequest` without its key if the action is `scale`, `steps` if it is `profile`."""
+    pools: tuple[str, ...] = ()
+    """Pools that the action `scale` changes, of which each gets the request."""
 
 
 class Refused(ConfigError):
@@ -122,13 +124,14 @@ class Book:
             raise Refused(409, "eval.every", "0, so the run has no evaluation sets", "set it when you start a run")
         if action == "profile" and not 1 <= (steps := (fields or {})["steps"]) <= MOST_PROFILED:
             raise Refused(400, "steps", f"{steps}", f"give a number from 1 to {MOST_PROFILED}")
+        pools: tuple[str, ...] = ()
         if action == "scale":
-            expected(ScaleRequest(key, **fields or {}), facts, now)
+            pools = tuple(one.pool for one, _ in expected(ScaleRequest(key, **fields or {}), facts, now))
         elif same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
         made = ControlOperation(
             f"{self.number + 1}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
-            profiles=facts.profiles, fields=fields or {},
+            profiles=facts.profiles, fields=fields or {}, pools=pools,
         )  # fmt: skip
         state, detail = _outcome(made, facts)
         if state == "failed":
@@ -161,30 +164,41 @@ class Book:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Book:
-        found = (ControlOperation(**one) for one in document.get("operations", ()))
+        found = (
+            ControlOperation(**{**one, "pools": tuple(one.get("pools", ()))}) for one in document.get("operations", ())
+        )
         return cls({one.id: one for one in found}, int(document.get("number", 0)))
 
     def _open(self) -> list[ControlOperation]:
         return [one for one in self.operations.values() if one.state == "requested"]
 
 
-def expected(request: ScaleRequest, facts: Facts, now: float) -> tuple[scaling.ScalingOperation, list[scaling.Action]]:
-    """Return the operation and the actions that a request to scale would lead to now. Raises Refused."""
+def expected(
+    request: ScaleRequest, facts: Facts, now: float
+) -> list[tuple[scaling.ScalingOperation, list[scaling.Action]]]:
+    """Return the operation and the actions that a request to scale would lead to now, for each pool. Raises Refused.
+
+    Only a request without a pool, which drains a node, may change several pools.
+    """
     if facts.ended:
         raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be scaled")
     try:
-        return try_scaling(facts.pools, request, now)
+        if request.node and not request.pool:
+            return try_draining(facts.pools, request, now)
+        return [try_scaling(facts.pools, request, now)]
     except ConfigError as error:
         unknown = error.field == "pool" and facts.pools
         raise Refused(404 if unknown else 409, error.field, str(error.got), error.fix) from error
 
 
 def _scaled(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
-    pool, cancelled = facts.pools.get(one.fields["pool"]), one.fields.get("cancel", "")
-    found = None if pool is None else pool.operations.get(cancelled) or pool.find(one.key)
-    said = "" if found is None else "; ".join(part for part in (f"{found.id} is {found.state}", found.detail) if part)
-    if found is not None and not found.open:
-        return ("done" if found.state in (("cancelled",) if cancelled else GOOD) else "failed"), said
+    cancelled = one.fields.get("cancel", "")
+    pools = [facts.pools[name] for name in one.pools if name in facts.pools]
+    found = [begun for pool in pools if (begun := pool.operations.get(cancelled) or pool.find(one.key)) is not None]
+    said = "; ".join(part for begun in found for part in (f"{begun.id} is {begun.state}", begun.detail) if part)
+    if len(found) == len(one.pools) and not any(begun.open for begun in found):
+        good = ("cancelled",) if cancelled else GOOD
+        return ("done" if all(begun.state in good for begun in found) else "failed"), said
     return ("failed", f"the run is {facts.state}") if facts.ended else ("requested", said)
 
 

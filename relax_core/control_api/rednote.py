@@ -50,7 +50,7 @@ def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dic
     if pool is not None and ((asked["target"] <= have) if way == "scale_out" else (asked["target"] >= have)):
         return {"request_id": "", "status": "NOOP", "message": f"the pool {asked['pool']} has {have} engines"}
     if fields.get("dry_run"):
-        planned, actions = expected(ScaleRequest("dry-run", **asked), facts, time.time())
+        ((planned, actions),) = expected(ScaleRequest("dry-run", **asked), facts, time.time())
         said = f"a dry run: from {planned.before} to {planned.target} engines"
         return {
             "request_id": "",

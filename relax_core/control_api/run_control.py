@@ -90,7 +90,8 @@ class RunControl:
 
     def _send(self, operation: ControlOperation) -> None:
         if operation.action == "scale":
-            self.view.request_scale({"key": operation.key, **operation.fields})
+            for pool in operation.pools:
+                self.view.request_scale({"key": operation.key, **operation.fields, "pool": pool})
         elif operation.action == "profile":
             self.view.request_profile(operation.fields["steps"])
         else:

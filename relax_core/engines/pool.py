@@ -478,6 +478,7 @@ class EnginePool:
                 "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,
                 "pid": slot.worker.pid if slot.worker else 0, "address": slot.address,
+                "node": slot.worker.host if slot.worker else "",
             }  # fmt: skip
         return found
 

@@ -125,7 +125,13 @@ class Scaler:
 
     def facts(self) -> dict[str, Any]:
         """Return each pool's machine with its last operations, for the run's status; see `PoolScaling.of`."""
-        return {name: one.scaling.plain(SHOWN) for name, one in self._pools.items()}
+        return {name: self._machine(name).plain(SHOWN) for name in self._pools}
+
+    def _machine(self, name: str) -> PoolScaling:
+        """Return the machine of a pool, which then knows where the engines are now."""
+        pool, scaling = self._pools[name]
+        scaling.nodes = pool.hosts()
+        return scaling
 
     async def _requests(self) -> list[ScaleRequest]:
         """Return the requests that have arrived; warn of those that no pool of this role can understand."""
@@ -134,8 +140,8 @@ class Scaler:
             try:
                 request = ScaleRequest(**json.loads(text))
                 checked(request, ScaleRequest, "request")
-                if request.node:
-                    self._ending.add(request.node)
+                if request.ending:
+                    self._ending.add(request.ending)
                     continue
                 if request.pool not in self._pools:
                     raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
@@ -147,7 +153,7 @@ class Scaler:
         return found
 
     def _ask(self, request: ScaleRequest) -> list[Action]:
-        scaling = self._pools[request.pool].scaling
+        scaling = self._machine(request.pool)
         try:
             return scaling.ask(request, self._wall())[1]
         except ConfigError as error:
@@ -157,8 +163,8 @@ class Scaler:
     def _vacate(self, name: str) -> list[Action]:
         if not self._ending:
             return []
-        pool, scaling = self._pools[name]
-        return scaling.vacate([one for one, host in pool.hosts().items() if host in self._ending], self._wall())
+        scaling = self._machine(name)
+        return scaling.vacate([one for node in self._ending for one in scaling.on_node(node)], self._wall())
 
     def _perform(self, name: str, actions: Sequence[Action]) -> None:
         pool, scaling = self._pools[name]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scaling of an engine pool: a state machine from requests and events to joins and leaves. No IO, no clock.
 
-A request names the number of engines that the pool is to have, one engine that is to leave, or the address of an engine
-that was started elsewhere and is to join. The machine chooses which engines join and leave, and follows each of them.
-`engines.scaler` performs the actions.
+A request names the number of engines that the pool is to have, one engine that is to leave, a machine whose engines are to
+leave, or the address of an engine that was started elsewhere and is to join. The state machine chooses which engines join and
+leave, and follows each of them. `engines.scaler` performs the actions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ScaleRequest:
     """The caller's idempotency key, new for each change."""
     pool: str = "rollout"
     target: int | None = None
-    """Number of engines that the pool is to have; None if `engine`, `address` or `cancel` is given."""
+    """Number of engines that the pool is to have; None if `engine`, `node`, `address` or `cancel` is given."""
     engine: str = ""
     """Engine that is to leave."""
     address: str = ""
@@ -77,7 +77,9 @@ class ScaleRequest:
     cancel: str = ""
     """Operation to cancel."""
     node: str = ""
-    """Address of a machine that is about to end: its engines are to leave every pool of the role."""
+    """Address of a machine: all engines of the pool there are to leave, except protected ones."""
+    ending: str = ""
+    """Address of a machine that is about to end: its engines are to leave every pool of the role, also a busy one, later."""
     keep_partial: bool = False
     """True: if an engine can't join, the engines that did join stay. False: they leave again."""
 
@@ -106,6 +108,8 @@ class ScalingOperation:
     """End of the operation once the engines that joined have left again; empty: the operation is not rolled back."""
     address: str = ""
     """Address of the engine that was to join from elsewhere; empty: the run starts the engines that join."""
+    node: str = ""
+    """Address of the machine whose engines were to leave; empty: no machine was named."""
 
     @property
     def open(self) -> bool:
@@ -144,6 +148,8 @@ class PoolScaling:
         self.addresses: tuple[str, ...] = tuple(addresses)
         self.external: dict[str, str] = {}
         """Address of each engine that was started elsewhere, by the engine's name."""
+        self.nodes: dict[str, str] = {}
+        """Address of the machine of each engine that has a process, by the engine's name; the pool's owner keeps it."""
         self.protected: tuple[str, ...] = tuple(engines[:protected])
         self.operations: dict[str, ScalingOperation] = {}
         self.target = len(engines)
@@ -169,23 +175,28 @@ class PoolScaling:
             raise ConfigError("key", repr(request.key[:128]), "give 1 to 128 printable characters without spaces")
         known = self.find(request.key)
         if known is not None:
-            same = (known.engine, known.address) == (request.engine, request.address)
+            same = (known.engine, known.address, known.node) == (request.engine, request.address, request.node)
             if not same or request.target not in (None, known.target):
                 got = f"the key of operation {known.id}, which asks for something else"
                 raise ConfigError("key", got, "send a new key with each change")
             return known, []
-        if self.refusal is not None and not request.address and request.engine not in self.external:
+        leaving = self._leaving(request)
+        if self.refusal is not None and not request.address and not (leaving and self.external.keys() >= set(leaving)):
             raise ConfigError(*self.refusal)
-        target = self._target_of(request)
+        target = len(self.engines) - len(leaving) if request.node else self._target_of(request)
         if (busy := self.open) is not None:
-            if (target, request.engine, request.address) != (busy.target, busy.engine, busy.address):
+            asked = (target, request.engine, request.address, request.node)
+            if asked != (busy.target, busy.engine, busy.address, busy.node):
                 fix = f"wait for its end, or cancel it: relax scale --cancel {busy.id}"
                 raise ConfigError("operation", f"{busy.id}, which is {busy.state} in the pool {self.pool}", fix)
             return self._made(request, target, "noop", now, f"operation {busy.id} has the same target"), []
-        if not request.engine and target == len(self.engines):
+        if not leaving and target == len(self.engines):
             return self._made(request, target, "noop", now, f"the pool has {target} engines"), []
-        leaving = [request.engine] if request.engine else []
         return self._begin(self._made(request, target, "pending", now), leaving)
+
+    def on_node(self, node: str) -> list[str]:
+        """Return the engines of the pool on a machine, protected ones too, the oldest first."""
+        return [name for name in self.engines if self.nodes.get(name) == node]
 
     def vacate(self, engines: Iterable[str], now: float) -> list[Action]:
         """Let engines leave whose machine is about to end; protected engines stay. Wait for the end of an open operation.
@@ -202,6 +213,20 @@ class PoolScaling:
     def refused(self, request: ScaleRequest, why: str, now: float) -> ScalingOperation:
         """Record a request that `ask` refused, so that its sender learns the reason."""
         return self._made(request, request.target or 0, "refused", now, why)
+
+    def _leaving(self, request: ScaleRequest) -> list[str]:
+        """Return the engines that a request names to leave. Raises ConfigError if none of a machine can."""
+        if not request.node:
+            return [request.engine] if request.engine else []
+        there = self.on_node(request.node)
+        if not there:
+            known = ", ".join(sorted({self.nodes[name] for name in self.engines if name in self.nodes})) or "none"
+            raise ConfigError("node", request.node, f"name a node with engines of the pool {self.pool}: {known}")
+        leaving = [name for name in there if name not in self.protected]
+        if not leaving:
+            got = f"{request.node}, which has only protected engines of the pool {self.pool}: {', '.join(there)}"
+            raise ConfigError("node", got, f"the first {len(self.protected)} engines stay, as long as their node does")
+        return leaving
 
     def _target_of(self, request: ScaleRequest) -> int:
         """Return the number of engines after a request. Raises ConfigError if it can't be reached."""
@@ -235,7 +260,7 @@ class PoolScaling:
         self._last_operation += 1
         made = ScalingOperation(
             f"{self.pool}-{self._last_operation}", self.pool, request.key, target, len(self.engines), state, now, now,
-            request.engine, request.keep_partial, detail, address=request.address,
+            request.engine, request.keep_partial, detail, address=request.address, node=request.node,
         )  # fmt: skip
         self.operations[made.id] = made
         ended = [one for one in self.operations.values() if not one.open and one.id != made.id]
@@ -364,7 +389,7 @@ class PoolScaling:
             "pool": self.pool, "engines": list(self.engines), "protected": list(self.protected), "prefix": self.prefix,
             "target": self.target, "next_engine": self._next_engine, "last_operation": self._last_operation,
             "refusal": list(self.refusal) if self.refusal else None,
-            "addresses": list(self.addresses), "external": dict(self.external),
+            "addresses": list(self.addresses), "external": dict(self.external), "nodes": dict(self.nodes),
             "operations": [asdict(one) for one in list(self.operations.values())[-last:]],
         }  # fmt: skip
 
@@ -375,6 +400,7 @@ class PoolScaling:
         made = cls(document["pool"], document["engines"], 0, document["prefix"], tuple(refusal) if refusal else None)
         made.protected = tuple(document["protected"])
         made.addresses, made.external = tuple(document["addresses"]), dict(document["external"])
+        made.nodes = dict(document.get("nodes", {}))
         made._restore(document)
         return made
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from relax_core.api.errors import ConfigError
@@ -90,10 +90,26 @@ def try_scaling(
     return PoolScaling.of(pools[request.pool].plain()).ask(request, wall)
 
 
-def scale_plan(name: str, operation: ScalingOperation, actions: Iterable[Action]) -> dict[str, Any]:
-    """Return what `relax scale --dry-run` prints with `--json`."""
-    steps = [{"action": type(action).__name__.lower(), "engine": action.engine} for action in actions]
-    return {"schema": "relax.scale-plan/1", "run": name, "operation": asdict(operation), "actions": steps}
+def try_draining(
+    pools: Mapping[str, PoolScaling], request: ScaleRequest, wall: float
+) -> list[tuple[ScalingOperation, list[Action]]]:
+    """Return what the drain of a node would lead to now in each pool with engines that can leave, without an effect.
+
+    Raises ConfigError if one of these pools would refuse the request, and if there is no such pool.
+    """
+    there = {name: one for name, one in pools.items() if one.on_node(request.node)}
+    if not there:
+        known = sorted({one.nodes[name] for one in pools.values() for name in one.engines if name in one.nodes})
+        raise ConfigError("node", request.node, f"name a node with engines: {', '.join(known) or 'none'}")
+    free = [name for name, one in there.items() if not set(one.on_node(request.node)) <= set(one.protected)]
+    return [try_scaling(pools, replace(request, pool=name), wall) for name in free or there]
+
+
+def scale_plan(name: str, planned: Iterable[tuple[ScalingOperation, Iterable[Action]]]) -> dict[str, Any]:
+    """Return what `relax scale --dry-run` prints with `--json`; `planned`: the operation and the actions of each pool."""
+    found = [(asdict(operation), list(actions)) for operation, actions in planned]
+    steps = [{"action": type(one).__name__.lower(), "engine": one.engine} for _, actions in found for one in actions]
+    return {"schema": "relax.scale-plan/2", "run": name, "operations": [one for one, _ in found], "actions": steps}
 
 
 ANSWERS: Mapping[str, Callable[[RunView, float], dict[str, Any]]] = {

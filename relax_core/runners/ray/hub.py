@@ -202,7 +202,7 @@ class Hub(RpcActor):
                     await self._run_status.emit(Logged("warning", "hub", said))
                 failed = True
             for host in sorted(draining - told):
-                request = json.dumps(asdict(ScaleRequest(f"node-{host}", node=host)))
+                request = json.dumps(asdict(ScaleRequest(f"node-{host}", ending=host)))
                 for role in {"rollout", "teacher"}.intersection(self._launch.plan.roles):
                     await self._run_status.command(role, "scale", request)
             told |= draining

@@ -121,6 +121,14 @@ def test_a_repeated_key_gets_its_operation_and_an_equal_target_changes_nothing()
         (ScaleRequest("k"), "target: got None"),
         (ScaleRequest("k", engine="engine-1"), "engine-1, which is protected; .* that may leave: engine-2, engine-3"),
         (ScaleRequest("k", engine="engine-9"), "engine: got engine-9; name an engine of the pool rollout: engine-0, "),
+        (
+            ScaleRequest("k", node="10.0.0.7"),
+            "node: got 10.0.0.7; name a node with engines .* rollout: 10.0.0.1, 10.0.0.2",
+        ),
+        (
+            ScaleRequest("k", node="10.0.0.1"),
+            "10.0.0.1, which has only protected engines .*: engine-0; the first 2 .* stay",
+        ),
         (ScaleRequest("two words", target=5), "key: got 'two words'"),
         (ScaleRequest("grown", target=5), "key: got the key of operation rollout-1, .*; send a new key"),
         (ScaleRequest("k", cancel="rollout-1"), "cancel: got rollout-1, which is active"),
@@ -131,6 +139,7 @@ def test_a_request_that_can_not_be_done_is_refused_with_the_field_the_value_and_
     request_: ScaleRequest, wrong: str
 ) -> None:
     scaling = grown(4)
+    scaling.nodes = {"engine-0": "10.0.0.1", "engine-1": "10.0.0.2", "engine-2": "10.0.0.2", "engine-9": "10.0.0.7"}
     before = json.dumps(scaling.plain())
     with pytest.raises(ConfigError, match=wrong):
         scaling.ask(request_, 9.0)
@@ -392,6 +401,37 @@ class Scaling(RuleBasedStateMachine):
 
 Scaling.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestScaling = Scaling.TestCase
+
+
+def test_all_engines_of_a_node_leave_in_one_operation_except_protected_ones() -> None:
+    scaling = grown(5)
+    scaling.nodes = dict.fromkeys(("engine-1", "engine-2", "engine-4"), "10.0.0.2") | {"engine-0": "10.0.0.1"}
+    copy = PoolScaling.of(json.loads(json.dumps(scaling.plain())))
+    request = ScaleRequest("node", node="10.0.0.2")
+    operation, actions = scaling.ask(request, 2.0)
+    assert copy.ask(request, 2.0)[1] == actions == [Leave("engine-2"), Leave("engine-4")]
+    assert (operation.target, operation.node) == (3, "10.0.0.2")
+    assert scaling.ask(request, 3.0) == (operation, []), "a repeated key"
+    assert ask(scaling, node="10.0.0.2", key="twice") == [], "asked by somebody else too"
+    with pytest.raises(ConfigError, match="rollout-2, which is draining"):
+        ask(scaling, 3, "busy")
+    with pytest.raises(ConfigError, match="key of operation rollout-2, which asks for something else"):
+        ask(scaling, node="10.0.0.1", key="node")
+    leave(scaling, "engine-2", "engine-4")
+    assert scaling.operations[operation.id].state == "completed" and scaling.engines == [*START, "engine-3"]
+
+
+def test_a_pool_of_a_fixed_size_drains_only_the_external_engines_of_a_node() -> None:
+    scaling = PoolScaling(
+        "rollout", START, 1, refusal=("placement", "engines on gpu:0", "use CPUs"), addresses=[ADDRESS]
+    )
+    scaling.nodes = dict.fromkeys((*START, "engine-2"), "127.0.0.1")
+    ask(scaling, address=ADDRESS)
+    join(scaling, "engine-2")
+    with pytest.raises(ConfigError, match="placement: got engines on gpu:0"):
+        ask(scaling, node="127.0.0.1", key="all")
+    scaling.nodes["engine-1"] = "10.0.0.1"
+    assert ask(scaling, node="127.0.0.1", key="external") == [Leave("engine-2")]
 
 
 def test_the_engines_of_a_machine_that_ends_leave_together_when_no_operation_is_open() -> None:

@@ -280,7 +280,8 @@ def test_a_teacher_with_another_or_an_unproved_model_does_not_join(tmp_path: Pat
     assert role_of(simulation.config, "taught") == "teacher" and role_of(simulation.config, "rollout") == "rollout"
 
 
-def test_the_engines_of_a_machine_that_ends_leave_and_their_requests_continue_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["ending", "node"])
+def test_the_engines_of_a_machine_leave_and_their_requests_continue_elsewhere(tmp_path: Path, asked: str) -> None:
     found: list[PoolScaling] = []
 
     async def operate(simulation: SimulatedRun) -> None:
@@ -290,7 +291,7 @@ def test_the_engines_of_a_machine_that_ends_leave_and_their_requests_continue_el
         for engine in ("engine-0", "engine-1", "engine-3"):  # engine-0 is protected: it ends with its machine
             simulation.workers.alive[engine].host = "10.0.0.9"
         await simulation.clock.sleep(2.0)  # under load
-        await operator.ask(node="10.0.0.9")
+        await operator.ask(**{asked: "10.0.0.9"})
         while (scaling := await operator.scaling()).open or len(scaling.engines) > 2:
             await simulation.clock.sleep(0.5)
         found.append(scaling)
@@ -301,3 +302,4 @@ def test_the_engines_of_a_machine_that_ends_leave_and_their_requests_continue_el
     assert found[0].engines == ["engine-0", "engine-2"] and not outcome.told(RoleFailed)
     last = list(found[0].operations.values())[-1]
     assert (last.state, set(last.engines)) == ("completed", {"engine-1", "engine-3"})
+    assert last.node == ("10.0.0.9" if asked == "node" else "")

@@ -14,7 +14,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.scale import _request
 from relax_core.control_api.app import RunApi
 from relax_core.control_api.operations import Book, Facts
-from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
+from relax_core.engines.scaling import JOINING, LEAVING, PoolScaling, ScaleRequest
 from relax_core.observe.run_directory import RunDirectory
 from tests.unit.views.test_control_api import LIVE, call
 
@@ -22,6 +22,7 @@ from tests.unit.views.test_control_api import LIVE, call
 def pools() -> dict[str, PoolScaling]:
     judge = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine", ("placement", "engines on gpu:1", "use CPUs"))
     rollout = PoolScaling("rollout", ["engine-0", "engine-1"], 1, addresses=["127.0.0.1:8701"])
+    rollout.nodes, judge.nodes = {"engine-0": "10.0.0.1", "engine-1": "10.0.0.2"}, {"judge-engine-0": "10.0.0.3"}
     return {"rollout": rollout, "judge": judge}
 
 
@@ -67,6 +68,11 @@ def test_a_request_is_passed_to_the_run_once(live: Path) -> None:
         ("/engines/engine-0/drain", {}, 409, "engine"),
         ("/engines/engine-7/drain", {}, 404, "engine"),
         ("/engines/engine-1/drain", {"now": True}, 400, "now"),
+        ("/engines/drain", {}, 400, "node"),
+        ("/engines/drain", {"node": 7}, 400, "node"),
+        ("/engines/drain", {"node": "10.0.0.9"}, 409, "node"),
+        ("/engines/drain", {"node": "10.0.0.1"}, 409, "node"),
+        ("/engines/drain", {"node": "10.0.0.3"}, 409, "node"),
         ("/operations/rollout-1/cancel", {}, 404, "operation"),
     ],
 )
@@ -86,7 +92,38 @@ def test_a_dry_run_names_the_engines_and_asks_nothing(live: Path) -> None:
     assert answer["actions"] == [{"action": "join", "engine": "engine-2"}]
     answer = call(live, "POST", "/engines/engine-1/drain", json={"dry_run": True}).json()
     assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}]
+    answer = call(live, "POST", "/engines/drain", json={"node": "10.0.0.2", "dry_run": True}).json()
+    assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}] and len(answer["operations"]) == 1
     assert RunDirectory.open(live).take_scale_requests() == []
+
+
+def test_a_node_is_drained_in_every_pool_with_engines_that_can_leave(
+    live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        name: PoolScaling(name, [f"{name}-0", f"{name}-1"], least)
+        for name, least in (("rollout", 1), ("judge", 1), ("teacher", 2))
+    }
+    for one in found.values():
+        one.nodes = {name: f"10.0.0.{name[-1]}" for name in one.engines}
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=found))
+    asked = [call(live, "POST", "/engines/drain", "key", json={"node": "10.0.0.1"}) for _ in range(2)]
+    assert [one.status_code for one in asked] == [202, 200] and asked[0].json()["pools"] == ["rollout", "judge"]
+    first, second = RunDirectory.open(live).take_scale_requests()
+    assert first == {"key": "key", "pool": "rollout", "node": "10.0.0.1"} and second == {**first, "pool": "judge"}
+    found["rollout"].ask(ScaleRequest(**first), 2.0)
+    for step in LEAVING:
+        found["rollout"].on_step("rollout-1", step, 3.0)
+    (operation,) = call(live, "GET", "/operations").json()["operations"]
+    assert (operation["state"], operation["detail"]) == ("requested", "rollout-1 is completed"), (
+        "the judges have not begun"
+    )
+    found["judge"].ask(ScaleRequest(**second), 4.0)
+    call(live, "POST", "/engines/drain", "key", json={"node": "10.0.0.1"})
+    for step in LEAVING:
+        found["judge"].on_step("judge-1", step, 5.0)
+    (operation,) = call(live, "GET", "/operations").json()["operations"]
+    assert (operation["state"], operation["detail"]) == ("done", "rollout-1 is completed; judge-1 is completed")
 
 
 def test_an_operation_follows_what_the_pool_says() -> None:
@@ -152,6 +189,8 @@ def test_the_command_line_takes_one_run_and_one_change() -> None:
     assert (run, request.pool, request.target, request.keep_partial) == ("my-run", "judge", 3, True)
     run, request = _request([], "engine-2", "", False)
     assert (run, request.engine, request.target) == (None, "engine-2", None)
+    run, request = _request(["my-run"], "", "", False, node="10.0.0.2")
+    assert (run, request.node, request.pool, request.engine) == ("my-run", "10.0.0.2", "", "")
     for words, drain, wrong in (
         (["a", "b", "rollout=2"], "", "arguments: got a b rollout=2; give one run"),
         (["a"], "", "arguments: got a; give one run, and one of POOL=N"),

@@ -92,8 +92,8 @@ class Scaler:
         self._changed = asyncio.Event()
         self._told: dict[str, tuple[str, str]] = {}
         """(state, detail) of each operation at its last event."""
-        self._ending: set[str] = set()
-        """Addresses of machines that are about to end."""
+        self._ending: dict[str, set[str]] = {name: set() for name in pools}
+        """Addresses of the machines that are about to end and have not been vacated, by pool."""
 
     async def run(self) -> None:
         """Finish what the former process of the role began; then take requests for ever. Return if there are no pools."""
@@ -111,7 +111,7 @@ class Scaler:
             self._perform(name, actions)
         while True:
             asked = [(request.pool, self._ask(request)) for request in await self._requests()]
-            asked += [(name, actions) for name in self._pools if (actions := self._vacate(name))]
+            asked += [(name, actions) for name in self._pools if (actions := self._on_endings(name))]
             if asked or self._changed.is_set():
                 self._changed.clear()
                 await self._keep()
@@ -141,7 +141,8 @@ class Scaler:
                 request = ScaleRequest(**json.loads(text))
                 checked(request, ScaleRequest, "request")
                 if request.ending:
-                    self._ending.add(request.ending)
+                    for ending in self._ending.values():
+                        ending.add(request.ending)
                     continue
                 if request.pool not in self._pools:
                     raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
@@ -160,11 +161,17 @@ class Scaler:
             scaling.refused(request, str(error), self._wall())
             return []
 
-    def _vacate(self, name: str) -> list[Action]:
-        if not self._ending:
-            return []
+    def _on_endings(self, name: str) -> list[Action]:
+        """Vacate machines that are about to end; afterwards refill the pool, unless a policy decides about its size."""
         scaling = self._machine(name)
-        return scaling.vacate([one for node in self._ending for one in scaling.on_node(node)], self._wall())
+        if scaling.open is not None:
+            return []
+        ending = self._ending[name]
+        if scaling.nodes.keys() >= set(scaling.engines):  # else an engine restarts, maybe on such a machine
+            self._ending[name] = set()
+        refill = name != POLICY or self._context.config.autoscale is None
+        leaving = [one for node in ending for one in scaling.on_node(node)]
+        return scaling.vacate(leaving, self._wall(), refill=refill) or scaling.refill(self._wall())
 
     def _perform(self, name: str, actions: Sequence[Action]) -> None:
         pool, scaling = self._pools[name]

@@ -110,6 +110,8 @@ class ScalingOperation:
     """Address of the engine that was to join from elsewhere; empty: the run starts the engines that join."""
     node: str = ""
     """Address of the machine whose engines were to leave; empty: no machine was named."""
+    refill: bool = False
+    """True: the pool gets as many engines elsewhere afterwards, so its target stays."""
 
     @property
     def open(self) -> bool:
@@ -132,6 +134,7 @@ class PoolScaling:
     - The newest engines leave first. A name is used once in a run.
     - After an operation the pool has `target` engines, or `before` if the operation was rolled back; fewer if external
       engines were lost meanwhile.
+    - Without an open operation `self.target` is the number of the run's own engines, or larger until `refill`.
     - One key belongs to one operation; a repeated request gets the operation of its key.
     """
 
@@ -153,7 +156,7 @@ class PoolScaling:
         self.protected: tuple[str, ...] = tuple(engines[:protected])
         self.operations: dict[str, ScalingOperation] = {}
         self.target = len(engines)
-        """Number of the run's own engines after the last operation; the pool of a restarted run returns to this number."""
+        """Number of own engines that the run is to have; a restart and the end of a machine bring the pool back to it."""
         self._next_engine, self._last_operation = len(engines), 0
 
     @property
@@ -186,11 +189,12 @@ class PoolScaling:
         target = len(self.engines) - len(leaving) if request.node else self._target_of(request)
         if (busy := self.open) is not None:
             asked = (target, request.engine, request.address, request.node)
-            if asked != (busy.target, busy.engine, busy.address, busy.node):
+            if busy.refill or asked != (busy.target, busy.engine, busy.address, busy.node):
                 fix = f"wait for its end, or cancel it: relax scale --cancel {busy.id}"
                 raise ConfigError("operation", f"{busy.id}, which is {busy.state} in the pool {self.pool}", fix)
             return self._made(request, target, "noop", now, f"operation {busy.id} has the same target"), []
         if not leaving and target == len(self.engines):
+            self.target = target - len(self.external)
             return self._made(request, target, "noop", now, f"the pool has {target} engines"), []
         return self._begin(self._made(request, target, "pending", now), leaving)
 
@@ -198,17 +202,30 @@ class PoolScaling:
         """Return the engines of the pool on a machine, protected ones too, the oldest first."""
         return [name for name in self.engines if self.nodes.get(name) == node]
 
-    def vacate(self, engines: Iterable[str], now: float) -> list[Action]:
+    def vacate(self, engines: Iterable[str], now: float, *, refill: bool) -> list[Action]:
         """Let engines leave whose machine is about to end; protected engines stay. Wait for the end of an open operation.
 
-        Return the actions to perform. Call this again until no engine is left.
+        `refill`: the pool is to have as many engines again. Return the actions to perform; call this again until no
+        engine is left.
         """
         leaving = [name for name in engines if name in self.engines and name not in self.protected]
         if not leaving or self.open is not None:
             return []
         request = ScaleRequest(f"machine-{self._last_operation + 1}", self.pool)
         made = self._made(request, len(self.engines) - len(leaving), "pending", now, "a machine is about to end")
-        return self._begin(made, leaving)[1]
+        return self._begin(replace(made, refill=refill), leaving)[1]
+
+    def refill(self, now: float) -> list[Action]:
+        """Let engines join in place of those that `vacate` removed, once; return the actions to perform.
+
+        Wait for the end of an open operation. If no engine can join, the pool stays smaller.
+        """
+        missing = self.target - (len(self.engines) - len(self.external))
+        if missing <= 0 or self.open is not None or self.refusal is not None:
+            return []
+        target = len(self.engines) + missing
+        request = ScaleRequest(f"refill-{self._last_operation + 1}", self.pool, target, keep_partial=True)
+        return self._begin(self._made(request, target, "pending", now, "in place of engines whose machine ends"))[1]
 
     def refused(self, request: ScaleRequest, why: str, now: float) -> ScalingOperation:
         """Record a request that `ask` refused, so that its sender learns the reason."""
@@ -361,7 +378,7 @@ class PoolScaling:
         else:
             state = "partial" if "active" in steps else "failed"
         settled = self.operations[operation.id] = replace(operation, state=state)
-        if not settled.open:
+        if not settled.open and not settled.refill:
             self.target = len(self.engines) - len(self.external)
         return settled
 
@@ -422,6 +439,8 @@ class PoolScaling:
         left, self.target = self.open, now_has
         if left is not None and left.undone:
             self._end_at_restart(left, left.undone, "rolled back by a restart of the pool", now)
+        elif left is not None and left.refill:
+            self._end_at_restart(left, "completed", "the pool was restarted", now)
         elif left is not None and left.address:
             self._end_at_restart(left, "failed", "the pool was restarted: the engine must ask again to join", now)
         elif left is not None:

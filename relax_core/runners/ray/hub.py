@@ -189,7 +189,7 @@ class Hub(RpcActor):
             await asyncio.sleep(PROBE_S)
 
     async def _watch_nodes(self) -> None:
-        """Tell the roles with engine pools once about each node that Ray drains, so that its engines leave in time."""
+        """Tell the roles with engine pools about each node that Ray begins to drain, so that its engines leave in time."""
         told: frozenset[str] = frozenset()
         failed = False
         while True:
@@ -205,7 +205,7 @@ class Hub(RpcActor):
                 request = json.dumps(asdict(ScaleRequest(f"node-{host}", ending=host)))
                 for role in {"rollout", "teacher"}.intersection(self._launch.plan.roles):
                     await self._run_status.command(role, "scale", request)
-            told |= draining
+            told = draining
             await self._clock.sleep(NODES_S)
 
     async def _lost(self, role: str, pid: int) -> None:

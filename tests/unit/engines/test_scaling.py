@@ -330,6 +330,15 @@ class Scaling(RuleBasedStateMachine):
         except ConfigError:
             assert number == 0 or f"engine-{number}" not in self.serving or self.scaling.open is not None
 
+    @rule(numbers=st.sets(st.integers(0, 8)), refill=st.booleans())
+    def end_a_machine(self, numbers: set[int], refill: bool) -> None:
+        self.perform(self.scaling.vacate([f"engine-{number}" for number in sorted(numbers)], 1.0, refill=refill))
+
+    @rule()
+    def refill(self) -> None:
+        self.perform(self.scaling.refill(1.0))
+        assert self.scaling.open is not None or self.scaling.target == len(self.serving) - len(self.scaling.external)
+
     @precondition(lambda self: self.scaling.open is not None)
     @rule()
     def cancel(self) -> None:
@@ -375,7 +384,7 @@ class Scaling(RuleBasedStateMachine):
     def restart(self) -> None:
         document = json.loads(json.dumps(self.scaling.plain()))
         wanted, operation = self.scaling.target, self.scaling.open
-        if operation is not None and not operation.undone and not operation.address:
+        if operation is not None and not (operation.undone or operation.address or operation.refill):
             wanted = max(operation.target - len(self.serving.intersection(self.scaling.external)), 1)
         self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS])
         self.joining, self.serving, self.leaving = set(), set(START), set()
@@ -390,7 +399,7 @@ class Scaling(RuleBasedStateMachine):
         assert sum(one.open for one in scaling.operations.values()) <= 1
         if operation is None:
             assert not (self.joining or self.leaving)
-            assert scaling.target == len(scaling.engines) - len(scaling.external)
+            assert scaling.target >= len(scaling.engines) - len(scaling.external)
         else:
             moving = {name for name, step in operation.engines.items() if step not in ("active", "completed", "failed")}
             assert moving == self.joining | self.leaving
@@ -434,16 +443,65 @@ def test_a_pool_of_a_fixed_size_drains_only_the_external_engines_of_a_node() -> 
     assert ask(scaling, node="127.0.0.1", key="external") == [Leave("engine-2")]
 
 
-def test_the_engines_of_a_machine_that_ends_leave_together_when_no_operation_is_open() -> None:
+@pytest.mark.parametrize("refill", [True, False])
+def test_the_engines_of_a_machine_that_ends_leave_together_when_no_operation_is_open(refill: bool) -> None:
     scaling = grown(5)
     ask(scaling, 6, "more")
     there = ["engine-1", "engine-2", "engine-4", "elsewhere"]
-    assert scaling.vacate(there, 4.0) == [], "an operation is open"
+    assert scaling.vacate(there, 4.0, refill=refill) == scaling.refill(4.0) == [], "an operation is open"
     join(scaling, "engine-5")
-    assert scaling.vacate(there, 4.0) == [Leave("engine-2"), Leave("engine-4")], "engine-1 is protected"
-    assert scaling.vacate(there, 5.0) == []
+    left = scaling.vacate(there, 4.0, refill=refill)
+    assert left == [Leave("engine-2"), Leave("engine-4")], "engine-1 is protected"
+    assert scaling.vacate(there, 5.0, refill=refill) == scaling.refill(5.0) == []
     leave(scaling, "engine-2", "engine-4")
     (*_, operation) = scaling.operations.values()
     assert (operation.state, operation.target, operation.detail) == ("completed", 4, "a machine is about to end")
-    assert scaling.engines == [*START, "engine-3", "engine-5"] and scaling.target == 4
-    assert scaling.vacate(there, 6.0) == [] and scaling.open is None
+    assert scaling.engines == [*START, "engine-3", "engine-5"] and scaling.target == (6 if refill else 4)
+    assert scaling.vacate(there, 6.0, refill=refill) == [] and scaling.open is None
+    assert scaling.refill(6.0) == ([Join("engine-6", 6), Join("engine-7", 7)] if refill else [])
+
+
+def vacated() -> PoolScaling:
+    """Return a pool of two engines that is to have four again, because a machine ended."""
+    scaling = grown(4)
+    scaling.vacate(["engine-2", "engine-3"], 4.0, refill=True)
+    leave(scaling, "engine-2", "engine-3")
+    return scaling
+
+
+def test_a_pool_that_finds_no_room_elsewhere_stays_smaller() -> None:
+    scaling = vacated()
+    assert scaling.refill(5.0) == [Join("engine-4", 4), Join("engine-5", 5)]
+    join(scaling, "engine-4")
+    assert scaling.on_step("engine-5", "failed", 6.0, "no room") == []
+    (*_, operation) = scaling.operations.values()
+    assert (operation.state, scaling.target) == ("partial", 3)
+    assert operation.detail == "in place of engines whose machine ends; no room"
+    assert scaling.refill(7.0) == []
+
+
+@pytest.mark.parametrize("target", [2, 3])
+def test_a_person_who_scales_before_the_refill_decides(target: int) -> None:
+    scaling = vacated()
+    join(scaling, *(action.engine for action in ask(scaling, target, "person")))
+    assert scaling.refill(6.0) == [] and scaling.target == target
+
+
+def test_a_pool_whose_machine_ends_is_busy_for_a_person() -> None:
+    scaling = grown(4)
+    scaling.vacate(["engine-2"], 4.0, refill=True)
+    with pytest.raises(ConfigError, match="operation: got rollout-2, which is draining"):
+        ask(scaling, 3, "person")
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_pool_that_restarts_while_its_machine_ends_has_all_engines_again(done: bool) -> None:
+    scaling = grown(4)
+    scaling.vacate(["engine-2", "engine-3"], 4.0, refill=True)
+    if done:
+        leave(scaling, "engine-2", "engine-3")
+    document = json.loads(json.dumps(scaling.plain()))
+    again = PoolScaling("rollout", START, 2)
+    assert again.restored(document, 5.0) == [Join("engine-4", 4), Join("engine-5", 5)]
+    *_, ended, operation = again.operations.values()
+    assert (ended.state, operation.target) == ("completed", 4)

@@ -17,6 +17,7 @@ from tests.ascii_tokenizer import save_ascii_tokenizer
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 from tests.unit.roles.test_role_restarts import failing
 
+BALANCE: dict[str, Any] = {"autoscale": {"name": "balance", "max_engines": 4}}
 HYBRID: dict[str, Any] = {"placement": {"mode": "hybrid"}, "max_staleness": 1}
 
 
@@ -280,8 +281,11 @@ def test_a_teacher_with_another_or_an_unproved_model_does_not_join(tmp_path: Pat
     assert role_of(simulation.config, "taught") == "teacher" and role_of(simulation.config, "rollout") == "rollout"
 
 
-@pytest.mark.parametrize("asked", ["ending", "node"])
-def test_the_engines_of_a_machine_leave_and_their_requests_continue_elsewhere(tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize(("asked", "policy"), [("ending", {}), ("ending", BALANCE), ("node", {})])
+def test_the_engines_of_a_machine_leave_and_their_requests_continue_elsewhere(
+    tmp_path: Path, asked: str, policy: dict[str, Any]
+) -> None:
+    """A machine that ends is replaced, unless a policy decides; after a request by a person, the pool stays smaller."""
     found: list[PoolScaling] = []
 
     async def operate(simulation: SimulatedRun) -> None:
@@ -292,14 +296,24 @@ def test_the_engines_of_a_machine_leave_and_their_requests_continue_elsewhere(tm
             simulation.workers.alive[engine].host = "10.0.0.9"
         await simulation.clock.sleep(2.0)  # under load
         await operator.ask(**{asked: "10.0.0.9"})
-        while (scaling := await operator.scaling()).open or len(scaling.engines) > 2:
+        while (scaling := await operator.scaling()).open or {"engine-1", "engine-3"}.intersection(scaling.engines):
+            await simulation.clock.sleep(0.5)
+        refills = asked == "ending" and not policy
+        while refills and len(scaling.engines) < 4:
+            scaling = await operator.scaling()
             await simulation.clock.sleep(0.5)
         found.append(scaling)
 
     engine = {"name": "scripted-engine", "start_s": 0.7}
-    outcome = SimulatedRun(tmp_path, steps=12, engine=engine, **HYBRID).run(operate)
+    outcome = SimulatedRun(tmp_path, steps=12, engine=engine, **HYBRID, **policy).run(operate)
     outcome.assert_whole(12, 1)
-    assert found[0].engines == ["engine-0", "engine-2"] and not outcome.told(RoleFailed)
-    last = list(found[0].operations.values())[-1]
-    assert (last.state, set(last.engines)) == ("completed", {"engine-1", "engine-3"})
-    assert last.node == ("10.0.0.9" if asked == "node" else "")
+    assert not outcome.told(RoleFailed)
+    _, left, *others = found[0].operations.values()
+    assert (left.state, set(left.engines)) == ("completed", {"engine-1", "engine-3"})
+    assert left.node == ("10.0.0.9" if asked == "node" else "")
+    if asked == "node" or policy:
+        assert found[0].engines == ["engine-0", "engine-2"]
+        assert {one.split()[0] for one in told(outcome)} == {"rollout-1", "rollout-2"}
+    else:
+        assert set(found[0].engines) == {"engine-0", "engine-2", "engine-4", "engine-5"}
+        assert [(one.before, one.target) for one in others] == [(2, 4)]

@@ -234,6 +234,10 @@ def _cancel_scale_out(api: RunApi, request: Request) -> Response:
     return _json(rednote.cancel(api, request.path_params["id"], request.headers.get("idempotency-key", "")))
 
 
+def _cancel_scale_outs(api: RunApi, request: Request) -> Response:
+    return _json(rednote.cancel_all(api, request.state.fields))
+
+
 def _rednote_engines(api: RunApi, _: Request) -> Response:
     return _json(rednote.engines(ANSWERS["engines"](api.view, time.time())["engines"]))
 
@@ -301,6 +305,11 @@ PATHS = (
     ApiRoute("POST", "/operations/{id}/cancel", "Undo an open operation that scales.", _cancel, {}, {"dry_run": DRY_RUN}),
     *_rednote("scale_out"),
     ApiRoute("POST", "/rollout/scale_out/{id}/cancel", "Undo this request if it is open.", _cancel_scale_out, {}),
+    ApiRoute(
+        "POST", "/rollout/scale_out_cancel", "Undo all open requests to scale out.", _cancel_scale_outs, {},
+        {"model_name": (str, "only those of this pool"), "dry_run": (bool, "true: only answer which would be undone"),
+         "status_filter": (str, "only those in this state, such as WEIGHT_SYNCING")},
+    ),
     *_rednote("scale_in"),
     ApiRoute("GET", "/rollout/engines", "The engines, as rednote's Relax answers.", _rednote_engines, {}),
 )  # fmt: skip

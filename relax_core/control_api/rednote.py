@@ -20,7 +20,6 @@ Way = Literal["scale_out", "scale_in"]
 DEFAULT = "default"
 """Name of the rollout's pool there."""
 INSTEAD: Mapping[str, str] = {
-    "/rollout/scale_out_cancel": "use POST /rollout/scale_out/ID/cancel for each request",
     "/rollout/evaluate": "use POST /evaluate; a GET changes nothing",
     "/rollout/is_eval_done": "use GET /operations/ID with the id that POST /evaluate gave",
     "/rollout/recover_rollout_engines": "send nothing: failed engines are replaced by themselves",
@@ -84,11 +83,33 @@ def cancel(api: RunControl, wanted: str, key: str) -> dict[str, Any]:
     """Let the engines of a request to scale out leave again; return the answer. Raises Refused."""
     pools = api.facts().pools
     one = _find(api, "scale_out", wanted, pools)
-    found = pools[one.fields["pool"]].find(one.key) if one.fields["pool"] in pools else None
-    if found is None:
-        raise Refused(409, "request_id", f"{wanted!r}, which the run has not begun", "ask again in a second")
-    api.ask("scale", key or uuid.uuid4().hex, {"pool": found.pool, "cancel": found.id})
+    api.ask("scale", key or uuid.uuid4().hex, _cancellation(one, pools))
     return {"request_id": one.id, "status": "CANCELLED", "message": "its engines leave"}
+
+
+def cancel_all(api: RunControl, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Cancel the open requests to scale out, or those with the status `status_filter`; return the answer.
+
+    `dry_run`: only tell which would be cancelled.
+    """
+    model_name, status, dry_run = fields.get("model_name"), fields.get("status_filter"), fields.get("dry_run", False)
+    facts, succeeded, skipped = api.facts(), list[str](), list[dict[str, str]]()
+    listed = requests(api, "scale_out", model_name, status)["requests"]
+    wanted = [api.book.operations[one["request_id"]] for one in listed]
+    for one in wanted if status is not None else [one for one in wanted if one.state == "requested"]:
+        try:
+            asked = _cancellation(one, facts.pools)
+            if dry_run:
+                expected(ScaleRequest("dry-run", **asked), facts, time.time())
+            else:
+                api.ask("scale", uuid.uuid4().hex, asked)
+        except Refused as error:
+            skipped.append({"id": one.id, "reason": str(error)})
+        else:
+            succeeded.append(one.id)
+    filters = {"model_name": model_name, "status_filter": status}
+    count = len(succeeded) + len(skipped)
+    return {"succeeded": succeeded, "skipped": skipped, "total_count": count, "dry_run": dry_run, "filters": filters}
 
 
 def engines(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,6 +144,14 @@ def described(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[s
     if _way(one, pools) == "scale_in":
         return {**shared, "selected_engines": list(steps), "removed_engines": at("completed")}
     return {**shared, "engine_ids": at("active")}
+
+
+def _cancellation(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[str, Any]:
+    """Return the fields of the request that cancels an operation. Raises Refused if its pool has not begun it."""
+    found = pools[one.fields["pool"]].find(one.key) if one.fields["pool"] in pools else None
+    if found is None:
+        raise Refused(409, "request_id", f"{one.id!r}, which the run has not begun", "ask again in a second")
+    return {"pool": found.pool, "cancel": found.id}
 
 
 def _asked(api: RunControl) -> list[ControlOperation]:

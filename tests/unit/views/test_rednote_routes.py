@@ -85,6 +85,35 @@ def test_a_request_that_is_cancelled_takes_its_engines_back(run: Path, found: di
     assert call(run, "POST", "/rollout/scale_out/7/cancel").status_code == 404
 
 
+def test_all_open_requests_are_cancelled_at_once(run: Path, found: dict[str, PoolScaling]) -> None:
+    def cancelled(**body: Any) -> tuple[list[str], list[dict[str, str]], int]:
+        answer = call(run, "POST", "/rollout/scale_out_cancel", json=body).json()
+        wanted = {name: body.get(name) for name in ("model_name", "status_filter")}
+        assert (answer["dry_run"], answer["filters"]) == (body.get("dry_run", False), wanted)
+        return answer["succeeded"], answer["skipped"], answer["total_count"]
+
+    assert cancelled() == ([], [], 0)
+    found["judge"] = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine")
+    for pool in ("default", "judge"):
+        call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3, "model_name": pool})
+    rollout, judge = RunDirectory.open(run).take_scale_requests()
+    found["rollout"].ask(ScaleRequest(**rollout), 2.0)
+    done, skipped, count = cancelled(dry_run=True)
+    assert (done, count, [one["id"] for one in skipped]) == (["1"], 2, ["2"])
+    assert "'2', which the run has not begun; ask again" in skipped[0]["reason"]
+    found["judge"].ask(ScaleRequest(**judge), 2.0)
+    assert cancelled(model_name="judge", status_filter="creating") == cancelled(model_name="teacher") == ([], [], 0)
+    assert RunDirectory.open(run).take_scale_requests() == []
+    assert cancelled(model_name="judge") == (["2"], [], 1)
+    (request,) = RunDirectory.open(run).take_scale_requests()
+    assert (request["pool"], request["cancel"]) == ("judge", "judge-1")
+    for step in JOINING[1:]:
+        found["rollout"].on_step("engine-2", step, 3.0)
+    done, skipped, count = cancelled(status_filter="ACTIVE")
+    assert (done, count) == ([], 1) and "rollout-1, which is active; only an open" in skipped[0]["reason"]
+    assert cancelled(status_filter="PENDING") == (["2"], [], 1), "cancelled again before the run has answered"
+
+
 @pytest.mark.parametrize(
     ("way", "body", "status", "field"),
     [

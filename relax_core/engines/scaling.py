@@ -112,6 +112,8 @@ class ScalingOperation:
     """Address of the machine whose engines were to leave; empty: no machine was named."""
     refill: bool = False
     """True: the pool gets as many engines elsewhere afterwards, so its target stays."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """State -> wall-clock time at which the operation first had it, for operations that have engines."""
 
     @property
     def open(self) -> bool:
@@ -300,7 +302,9 @@ class PoolScaling:
             steps[name] = "pending"
             actions.append(Join(name, self._next_engine, made.address))
             self._next_engine += 1
-        begun = self.operations[made.id] = replace(made, engines=steps, state="draining" if leaving else "pending")
+        state: OperationState = "draining" if leaving else "pending"
+        begun = replace(made, engines=steps, state=state, times={state: made.changed_at})
+        self.operations[made.id] = begun
         return begun, actions
 
     def _cancel(self, name: str, now: float) -> tuple[ScalingOperation, list[Action]]:
@@ -377,7 +381,8 @@ class PoolScaling:
             state = "completed" if "completed" in steps else "active"
         else:
             state = "partial" if "active" in steps else "failed"
-        settled = self.operations[operation.id] = replace(operation, state=state)
+        times = {state: operation.changed_at, **operation.times}
+        settled = self.operations[operation.id] = replace(operation, state=state, times=times)
         if not settled.open and not settled.refill:
             self.target = len(self.engines) - len(self.external)
         return settled

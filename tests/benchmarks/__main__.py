@@ -30,6 +30,7 @@ NAMES = (
     "stop_texts",
     "device",
     "sinks",
+    "scaling",
 )
 ON_GPU = {
     "trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3"),

@@ -51,6 +51,9 @@ def test_an_operation_has_the_state_of_its_slowest_engine() -> None:
     assert scaling.engines == [*START, "engine-2"]
     join(scaling, "engine-3")
     assert scaling.operations[operation].state == "active" and scaling.target == 4
+    scaling.on_step("engine-2", "creating", 9.0)
+    times = scaling.operations[operation].times
+    assert times == {"pending": 1.0, **dict.fromkeys(("creating", "health_checking", "weight_syncing", "active"), 2.0)}
 
 
 def test_the_newest_engines_leave_first_and_their_names_are_not_used_again() -> None:

@@ -39,7 +39,7 @@ def running(
     options = dict(options or {})
     trainer: Any = make_trainer(algorithm, transport, **options)
     if ranks > 1:
-        trainer = RankedTrainer(TorchTrainer, options, ranks, options.get("tensor_parallel", 1))
+        trainer = RankedTrainer(TorchTrainer, options, ranks)
     trainer.facts = trainer.start(TrainerSpec({"path": str(path), **(model or {})}, ALGORITHM, optimizer, **spec))
     try:
         yield trainer

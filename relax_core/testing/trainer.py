@@ -63,8 +63,6 @@ class TrainerSuite(Suite):
     """`[model] dtype` of all tests."""
     ranks: ClassVar[int] = 1
     """Number of rank processes; several ranks are tested as one trainer."""
-    tensor_parallel: ClassVar[int] = 1
-    """Number of ranks that compute the same rows together (tensor parallelism)."""
     algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
     transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
 
@@ -77,7 +75,7 @@ class TrainerSuite(Suite):
             return super().make()
         from relax_core.testing.trainer_ranks import RankedTrainer
 
-        return RankedTrainer(cls.target(), cls.options, cls.ranks, cls.tensor_parallel)  # type: ignore[arg-type]
+        return RankedTrainer(cls.target(), cls.options, cls.ranks)  # type: ignore[arg-type]
 
     @classmethod
     def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:

@@ -106,11 +106,10 @@ class RankedTrainer(Trainer[Any]):
     idle: dict[int, list[TrainerRanks]] = {}
     """Rank processes without a trainer, by number of ranks; a process holds one trainer at a time."""
 
-    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, tensor_parallel: int = 1) -> None:
-        """`tensor_parallel`: number of consecutive ranks that compute the same rows."""
+    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int) -> None:
         super().__init__(target.options_model()(**options))
-        self._tensor_parallel = tensor_parallel
         self._target, self._plain, self._size = target, target(self.options), size
+        self._groups = groups_of(self._plain, size)
         self._given = dict(options)
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
@@ -143,7 +142,7 @@ class RankedTrainer(Trainer[Any]):
         self._all("begin_update", dict(denominators))
 
     def accumulate(self, chunk: Chunk, last: bool) -> None:
-        self._all("accumulate", spread(chunk, self._size, self._tensor_parallel), last)
+        self._all("accumulate", spread(chunk, self._groups), last)
 
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         first, *others = self._all("finish_update", dict(denominators))
@@ -157,7 +156,7 @@ class RankedTrainer(Trainer[Any]):
         self._all("abort_update")
 
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        parts: list[RowBatch] = self._all("forward", spread(chunk, self._size, self._tensor_parallel), tuple(columns))
+        parts: list[RowBatch] = self._all("forward", spread(chunk, self._groups), tuple(columns))
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
         rows = [place[row] for row in chunk.rows.ids]
         names = [name for key in columns for name in Output.parse(key).gives]
@@ -184,14 +183,20 @@ class RankedTrainer(Trainer[Any]):
             self.idle[self._size].append(self._ranks)
 
 
-def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
+def groups_of(trainer: Trainer, size: int) -> list[int]:
+    """Return the group of each rank. The ranks of one group compute the same rows, according to the trainer's plan."""
+    numbers: dict[object, int] = {}
+    plan = trainer.plan([1] * size, size)
+    return [numbers.setdefault(tuple(map(tuple, batches)), len(numbers)) for batches in plan.micro_batches]
+
+
+def spread(chunk: Chunk, groups: Sequence[int]) -> Chunk:
     """Distribute a plan for one rank over several ranks; some ranks get fewer rows or no rows.
 
-    Ranks of one tensor-parallel group get the same rows.
+    `groups`: the group of each rank; the ranks of one group get the same rows.
     """
-    batches, groups = chunk.plan.micro_batches[0], size // tensor_parallel
-    ranks = [rank // tensor_parallel for rank in range(size)]
-    dealt = (tuple(batch[(own + at) % groups :: groups] for at, batch in enumerate(batches)) for own in ranks)
+    batches, count = chunk.plan.micro_batches[0], len(set(groups))
+    dealt = (tuple(batch[(own + at) % count :: count] for at, batch in enumerate(batches)) for own in groups)
     return replace(chunk, plan=ChunkPlan(tuple(dealt)))
 
 

@@ -27,20 +27,18 @@ class Layout:
 
     options: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
-    together: int = 1
-    """Number of ranks that compute the same rows."""
 
 
 ONE = Layout()
 SELECTIVE = Layout({"recompute": "selective"})
 DP2 = Layout({}, 2)
-TP2 = Layout({"tensor_parallel": 2}, 2, 2)
-TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
-PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
-PP2_VP2 = Layout({"pipeline_parallel": 2, "virtual_pipeline": 2}, 2, 2)
+TP2 = Layout({"tensor_parallel": 2}, 2)
+TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2)
+PP2 = Layout({"pipeline_parallel": 2}, 2)
+PP2_VP2 = Layout({"pipeline_parallel": 2, "virtual_pipeline": 2}, 2)
 """Interleaved chunks of layers; the model needs four layers."""
 OFFLOADED = Layout({"offload_optimizer": True}, 2)
-CP2 = Layout({"context_parallel": 2}, 2, 2)
+CP2 = Layout({"context_parallel": 2}, 2)
 EP2 = Layout({"expert_parallel": 2}, 2)
 
 
@@ -49,7 +47,7 @@ def megatron(
     path: str | Path, layout: Layout, model: Any = None, optimizer: OptimizerSpec = OPTIMIZER, **spec: Any
 ) -> Iterator[Any]:
     """Start a Megatron trainer in a layout; `model`: further keys of the model table."""
-    trainer: Any = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks, layout.together)
+    trainer: Any = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks)
     trainer.facts = trainer.start(TrainerSpec({"path": str(path), **(model or {})}, ALGORITHM, optimizer, **spec))
     try:
         yield trainer

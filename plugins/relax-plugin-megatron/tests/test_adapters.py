@@ -131,9 +131,9 @@ def test_a_checkpoint_has_the_adapters_alone_and_either_trainer_continues(dense,
     "layout",
     [
         ONE, DP2, TP2, PP2, CP2,
-        Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4, 4),
-        Layout({**TP2_SP.options, "context_parallel": 2, "recompute": "full"}, 4, 4),
-        Layout(TP2_SP.options, 4, 2),
+        Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4),
+        Layout({**TP2_SP.options, "context_parallel": 2, "recompute": "full"}, 4),
+        Layout(TP2_SP.options, 4),
     ],
     ids=["1", "DP2", "TP2", "PP2", "CP2", "TP2 PP2 recomputed", "TP2 SP CP2 recomputed", "TP2 SP DP2"],
 )  # fmt: skip
@@ -151,13 +151,13 @@ def test_interleaved_stages_have_the_adapters_of_their_layers_or_none(tmp_path):
         model = {"lora": {**LORA["lora"], "targets": targets}}
         with running(path, optimizer=slow, model=model) as trainer:
             expected = learned(trainer, tmp_path / "torch")
-        for layout in (PP2_VP2, Layout({**PP2_VP2.options, "recompute": "full"}, 2, 2)):
+        for layout in (PP2_VP2, Layout({**PP2_VP2.options, "recompute": "full"}, 2)):
             with megatron(path, layout, model, slow) as trainer:
                 assert_learned_alike(learned(trainer, tmp_path / "megatron"), expected)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("layout", [EP2, TP2_SP, Layout({"pipeline_parallel": 2, "recompute": "full"}, 2, 2)])
+@pytest.mark.parametrize("layout", [EP2, TP2_SP, Layout({"pipeline_parallel": 2, "recompute": "full"}, 2)])
 def test_attention_of_a_mixture_gets_adapters_and_a_part_of_the_layers_may(layout, tmp_path):
     """Experts get none, as with torch; a stage of the pipeline without adapters waits for the others."""
     path = tiny_moe(str(tmp_path / "model"), 0, pad_token_id=None)

@@ -15,7 +15,7 @@ class OnCpu(TrainerSuite):
 
     @classmethod
     def make(cls):
-        return PatchedRanks(MegatronOnCpu, cls.options, cls.ranks, cls.tensor_parallel)
+        return PatchedRanks(MegatronOnCpu, cls.options, cls.ranks)
 
 
 class TestMegatron(OnCpu):
@@ -32,9 +32,9 @@ class TestDataParallel(Further):
 
 
 class Split(Further):
-    """Both ranks compute the same rows."""
+    """Ranks that compute the same rows."""
 
-    ranks = tensor_parallel = 2
+    ranks = 2
     test_the_plan_holds_every_row_once_on_an_instance_not_started = None
 
     @pytest.fixture(scope="class")
@@ -48,6 +48,13 @@ class TestTensorAndSequenceParallel(Split):
 
 class TestPipelineParallel(Split):
     options = {"pipeline_parallel": 2}
+
+
+class TestDataAndPipelineParallel(Split):
+    """Two pipelines with different rows: ranks 0 and 2, and ranks 1 and 3."""
+
+    options = {"pipeline_parallel": 2}
+    ranks = 4
 
 
 class TestExpertParallel(Further):

@@ -109,7 +109,7 @@ def test_interleaved_stages_score_and_learn_as_with_torch(deep, expected_of_deep
 @pytest.mark.parametrize("ranks", [2, 4], ids=["PP2", "PP4"])
 def test_chunks_of_interleaved_stages_are_saved_published_and_exported_under_their_names(ranks, tmp_path):
     path = tiny_model(tmp_path / "model", key_value_heads=2, layers=2 * ranks)
-    layout = Layout({"pipeline_parallel": ranks, "virtual_pipeline": 2}, ranks, ranks)
+    layout = Layout({"pipeline_parallel": ranks, "virtual_pipeline": 2}, ranks)
     with running(path, optimizer=OPTIMIZER) as trainer:
         expected = curve(trainer, tmp_path / "torch")
         first = trainer.facts["fingerprint"]
@@ -131,7 +131,7 @@ def test_chunks_of_interleaved_stages_are_saved_published_and_exported_under_the
 @pytest.mark.faults
 def test_interleaved_stages_go_with_tensor_parallel_recomputation_and_critics(deep, expected_of_deep, tmp_path):
     options = {**TP2_SP.options, **PP2_VP2.options, "recompute": "full"}
-    with megatron(deep, Layout(options, 4, 4)) as trainer:
+    with megatron(deep, Layout(options, 4)) as trainer:
         assert_near(curve(trainer, tmp_path, budget=32), expected_of_deep)
     with running(deep, role="critic", optimizer=OPTIMIZER) as trainer:
         expected = critic_steps(trainer)
@@ -145,7 +145,7 @@ def test_interleaved_stages_replay_the_experts_of_their_layers(recompute, tmp_pa
     path, replay = tiny_moe(str(tmp_path), 0, pad_token_id=None, num_hidden_layers=4), {"routing_replay": "rollout"}
     with running(path, optimizer=OPTIMIZER, model=replay) as trainer:
         expected = replayed(trainer, 4)
-    with megatron(path, Layout({**PP2_VP2.options, "recompute": recompute}, 2, 2), model=replay) as trainer:
+    with megatron(path, Layout({**PP2_VP2.options, "recompute": recompute}, 2), model=replay) as trainer:
         assert_replayed_alike(replayed(trainer, 4), expected)
 
 
@@ -182,16 +182,24 @@ def test_restarts_in_the_same_processes_leave_no_threads(dense, mixture, layout)
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "experts split twice"]
+    "family",
+    [
+        "llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "2 pipelines",
+        "2 pipelines with experts", "experts split twice",
+    ],
 )
 def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture, tmp_path):
     layout = PP2
     if family == "4 ranks":
-        path, layout = dense, Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4, 4)
+        path, layout = dense, Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4)
     elif family == "4 ranks with context":
-        path, layout = dense, Layout({**TP2_SP.options, "context_parallel": 2}, 4, 4)
+        path, layout = dense, Layout({**TP2_SP.options, "context_parallel": 2}, 4)
+    elif family == "2 pipelines":
+        path, layout = dense, Layout(PP2.options, 4)
+    elif family == "2 pipelines with experts":
+        path, layout = mixture, Layout({**PP2.options, **EP2.options}, 4)
     elif family == "experts split twice":
-        path, layout = mixture, Layout({**TP2_SP.options, "expert_parallel": 1, "expert_tensor_parallel": 2}, 2, 2)
+        path, layout = mixture, Layout({**TP2_SP.options, "expert_parallel": 1, "expert_tensor_parallel": 2}, 2)
     elif family in ("mixtral", "qwen3_moe plain"):
         path, layout = tiny_moe(str(tmp_path / "model"), 0, family, pad_token_id=None), EP2
     else:
@@ -278,7 +286,7 @@ def expected_replay(mixture):
 
 @pytest.mark.parametrize(
     "layout",
-    [ONE, EP2, Layout({"pipeline_parallel": 2, "recompute": "full"}, 2, 2), TP2_SP],
+    [ONE, EP2, Layout({"pipeline_parallel": 2, "recompute": "full"}, 2), TP2_SP],
     ids=["1", "EP2", "PP2 recomputed", "TP2 SP"],
 )
 def test_replayed_experts_give_what_they_give_with_torch(mixture, expected_replay, layout):

@@ -35,7 +35,7 @@ class TestTorchTensorParallel(Further):
     """Two ranks, one tensor-parallel group: the plan gives both the same rows."""
 
     options = {"tensor_parallel": 2}
-    ranks = tensor_parallel = 2
+    ranks = 2
     test_the_plan_holds_every_row_once_on_an_instance_not_started = None
 
     @pytest.fixture(scope="class")

@@ -31,6 +31,7 @@ NAMES = (
     "device",
     "sinks",
     "scaling",
+    "megatron",
 )
 ON_GPU = {
     "trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3"),

@@ -35,6 +35,23 @@ def test_the_quickstart_learns_on_two_ranks_as_its_engine_samples(start: Start, 
     assert sum(rewards[-20:]) / 20 > sum(rewards[:10]) / 10 + 0.05
 
 
+def test_a_mixture_learns_on_two_ranks_that_replay_the_experts_of_its_engine(start: Start, tmp_path: Path) -> None:
+    run = start.train(
+        tmp_path / "run", "experts", "trainer=megatron", f"trainer.python={MEGATRON}", "placement.actor.ranks=2",
+        "trainer.expert_parallel=2", "run.runner=local", "steps=60", "eval.every=0",
+    )  # fmt: skip
+    assert run.end(280) == 0, run.err
+    steps = run.steps()
+    assert run.summary()["balanced"] and len(steps) == 60
+    assert all(step["routing/replayed"] == 1 for step in steps)
+    assert max(step["train/rollout_log_prob_diff_lag0_max"] for step in steps) < 1e-3
+    rewards = [step["reward/mean"] for step in steps]
+    assert sum(rewards[-20:]) / 20 > sum(rewards[:10]) / 10 + 0.05
+    published = [event for event in open_run(tmp_path / "run").events() if event["event"] == "weights published"]
+    assert [event["version"] for event in published] == [f"actor@0.{step}" for step in range(1, 61)]
+    assert all(event["receivers"] == ["engine-0"] for event in published)
+
+
 ADAPTERS = ("model.lora.rank=8", "optimizer.lr=5e-3")
 ROUNDED = (*ADAPTERS, "model.dtype=bfloat16", "rollout.dtype=float32")
 """The engine loads the float32 folder exactly, and the trainer rounds it."""

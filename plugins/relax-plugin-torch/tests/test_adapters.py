@@ -233,8 +233,9 @@ def test_parts_that_are_not_there_are_refused_at_start(folder, start, model, fie
     assert raised.value.field == field
 
 
-def test_frozen_layers_get_no_adapters(folder, start):
-    trainer = start(folder, model={"lora": LORA, "freeze": ["layers.0"]})
+@pytest.mark.parametrize("role", ["actor", "actor_fwd"])
+def test_frozen_layers_get_no_adapters(folder, start, role):
+    trainer = start(folder, model={"lora": LORA, "freeze": ["layers.0"]}, role=role)
     assert all("layers.1." in name for name in weights(trainer) if ".lora_" in name)
 
 

@@ -120,6 +120,7 @@ def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None
     """
     table, frozen = spec.model.get("lora"), tuple(spec.model.get("freeze") or ())
     if spec.role == "actor_fwd" and table and LoraTable.of(table).plain:
+        freeze(model, frozen)  # the actor's frozen layers have no adapters either
         return Adapters(model, LoraTable.of(table), spec.seed)
     if spec.role not in TRAINED_ROLES:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from relax_core.api import OptimizerSpec, TrainerSpec
 from relax_core.testing.trainer import forward, make_rows
+from relax_core.testing.trainer_fixture import VOCAB
 from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
 from tests.trainers import ALGORITHM, train
 
@@ -81,3 +82,19 @@ def assert_near(found: Curve, expected: Curve) -> None:
     for name in COLUMNS:
         assert np.allclose(found.scores[name], expected.scores[name], rtol=0, atol=1e-5), name
     assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)
+
+
+def of_family(family: str, path: Path, key_value_heads: int = 1) -> str:
+    """Save a small model of a dense family, with a head of its own."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        family, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=key_value_heads,
+        intermediate_size=32, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=False,
+        pad_token_id=None, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return str(path)

@@ -12,7 +12,6 @@ from relax_plugin_megatron.trainer import MegatronTrainer
 from relax_core.api import ConfigError, Ragged, TrainerSpec, Version, Workload
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
-from relax_core.testing.trainer_fixture import VOCAB
 from tests.megatron_on_cpu.layouts import (
     CP2,
     DP2,
@@ -31,6 +30,7 @@ from tests.megatron_on_cpu.layouts import (
     assert_near,
     curve,
     megatron,
+    of_family,
     steps,
 )  # fmt: skip
 from tests.megatron_on_cpu.trainer import DISK
@@ -187,7 +187,7 @@ def test_restarts_in_the_same_processes_leave_no_threads(dense, mixture, layout)
         "llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "2 pipelines",
         "2 pipelines with experts", "experts split twice",
     ],
-)
+)  # fmt: skip
 def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture, tmp_path):
     layout = PP2
     if family == "4 ranks":
@@ -294,22 +294,6 @@ def test_replayed_experts_give_what_they_give_with_torch(mixture, expected_repla
         assert_replayed_alike(replayed(trainer), expected_replay)
 
 
-def of_family(family, path, key_value_heads=1) -> str:
-    """Save a small model of a dense family, with a head of its own."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        family, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=key_value_heads,
-        intermediate_size=32, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=False,
-        pad_token_id=None, bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
-    return str(path)
-
-
 def critic_steps(trainer):
     return [train(trainer, step).grad_norm for step in range(3)]
 
@@ -358,7 +342,7 @@ def test_a_forward_role_loads_versions_and_deltas_that_another_layout_published(
         ({"expert_parallel": 2}, 2, {}, r"trainer.expert_parallel: got 2; it must divide the 0 experts"),
         ({"sequence_parallel": True}, 1, {}, r"trainer.sequence_parallel: got True; .* set trainer.tensor_parallel"),
         ({}, 1, {"lora": {"rank": 4, "alpha": 8.0, "dora": True}}, r"model.lora.dora: .* use trainer = torch"),
-        ({}, 1, {"freeze": ["layers.0"]}, r"model.freeze: .* use trainer = torch"),
+        ({}, 1, {"freeze": ["q_proj"]}, r"model.freeze: .* use trainer = torch"),
         ({}, 1, {"path": "gemma"}, r"model.path: got .*gemma of the family gemma3_text; megatron trains llama"),
         ({}, 1, {"path": "yarn"}, r"model.path: got .*yarn with positions of the type yarn"),
         ({}, 1, {"path": "window"}, r"model.path: got .*window with use_sliding_window"),

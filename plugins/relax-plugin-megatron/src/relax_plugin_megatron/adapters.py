@@ -109,6 +109,13 @@ def attach(decoder: Decoder, shape: Architecture, grid: Grid, lora: Lora, config
                 own = [widths.get(one.rpartition(".")[2], module.weight.shape[0] // len(modules)) for one in modules]
                 module.adapter = Adapter(linears, own, rule, shape.key_value_heads // grid.tensor, lora, config)
                 module.register_forward_hook(_add)
+
+
+def keep_gradient(decoder: Decoder) -> None:
+    """Let gradients pass the first layers, though their parameters are frozen.
+
+    Recomputation skips layers whose inputs need no gradient, and a pipeline's first stage has to give its outputs one.
+    """
     if decoder.pre_process:
         decoder.embedding.register_forward_hook(_with_gradient)
 
@@ -119,7 +126,6 @@ def _add(module: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor |
 
 
 def _with_gradient(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-    """Let gradients pass the first layers: recomputation skips layers whose inputs need no gradient."""
     return output.requires_grad_() if torch.is_grad_enabled() else output
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relax_core.api import ConfigError, TrainerSpec
+from relax_core.api import ConfigError
 from relax_plugin_megatron.layout import Grid
 
 FIELD = "model.path"
@@ -167,9 +167,3 @@ def _refuse(config: Mapping[str, Any], family: str, path: str) -> None:
 def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     step, dense = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
     return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
-
-
-def check_parts(spec: TrainerSpec) -> None:
-    """Raise ConfigError for parts of the `[model]` table that this trainer does not have."""
-    if spec.model.get("freeze"):
-        raise ConfigError("model.freeze", "set", "megatron trains all weights or adapters; use trainer = torch")

@@ -34,7 +34,10 @@ def take_snapshot(weights: Weights, optimizer: Optimizer, state: Mapping[str, An
     """
     pieces: dict[str, Piece] = {}
     with optimizer.loaded():
-        for held in weights.trained_here:
+        for held in weights.saved_here:
+            if not held.parameter.requires_grad:
+                pieces |= weights.pieces(held, weights.exact(held), WEIGHTS)
+                continue
             whole = optimizer.whole(held.parameter)
             pieces |= weights.pieces(held, whole[optimizers.WEIGHT], WEIGHTS)
             for name in optimizers.MOMENTS:
@@ -56,12 +59,15 @@ def load_checkpoint(directory: str, weights: Weights, optimizer: Optimizer, base
     path = Path(directory)
     state, found = look(path)
     check_base(directory, state.get("base", ""), base)
-    check_architecture(directory, found, {name: entry.shape for name, entry in weights.trained.items()})
+    check_architecture(directory, found, {name: entry.shape for name, entry in weights.saved.items()})
     try:
         files = PieceReader(path)
         with optimizer.loaded():
-            for held in weights.trained_here:
+            for held in weights.saved_here:
                 whole = {optimizers.WEIGHT: weights.read(held, files, WEIGHTS)}
+                if not held.parameter.requires_grad:
+                    weights.set_frozen(held, whole[optimizers.WEIGHT])
+                    continue
                 step = f"{MOMENTS}{held.mapped.sources[0]}/{optimizers.STEP}"
                 if step in files:
                     whole[optimizers.STEP] = files.read(step, ())

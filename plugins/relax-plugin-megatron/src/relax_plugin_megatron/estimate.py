@@ -16,7 +16,8 @@ from typing import Any
 from relax_core.api import ConfigError, Estimate, Layout, TrainerSpec, Workload
 from relax_core.trainer_kit.model_folder import check_folder, read_json
 from relax_core.trainer_kit.setup import TRAINED_ROLES, scalars
-from relax_plugin_megatron.architecture import Architecture, Sizes, check_parts
+from relax_plugin_megatron.architecture import Architecture, Sizes
+from relax_plugin_megatron.freezing import frozen, trained as without_frozen
 from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.options import MegatronOptions
@@ -40,14 +41,16 @@ def estimate(
     grid, shape = options.grid(spec.world_size), architecture(spec)
     grid.check()
     shape.check(grid, options.sequence_parallel)
-    check_parts(spec)
-    lora = Lora.of(spec, shape)
     scalar = bool(scalars(spec, build))
+    held = frozen(spec, shape, scalar)
+    lora = Lora.of(spec, shape, held)
     size = BYTES[str(spec.model.get("dtype", "float32"))]
     sizes = shape.sizes(grid, spec.rank, scalar)
     adapters = lora.size(grid, spec.rank, shape.layers) if lora is not None else 0
     head = shape.hidden if scalar and grid.stage(spec.rank) == grid.pipeline - 1 else 0
-    trained = sizes if lora is None else replace(sizes, dense=adapters + head, experts=0)
+    trained = without_frozen(shape, grid, spec.rank, sizes, scalar, held)
+    if lora is not None:
+        trained = replace(sizes, dense=adapters + head, experts=0)
     own = sizes.all * size + adapters * ADAPTER_BYTES
     tokens = max(micro_batches, default=0) * work.row_tokens // grid.context
     passed = sum(micro_batches) * work.row_tokens // grid.context
@@ -73,16 +76,21 @@ def estimate(
         parts["activations"] = int(_layer(shape, grid, options, size) * tokens)
     phases = {phase: parts}
     if trains and options.offload_optimizer:  # the state is on the device only for the optimizer's step
-        held = ("parameters", "gradients", "optimizer")
-        phases = {phase: {**parts, "optimizer": 0}, "update": {name: parts[name] for name in held}}
+        meanwhile = ("parameters", "gradients", "optimizer")
+        phases = {phase: {**parts, "optimizer": 0}, "update": {name: parts[name] for name in meanwhile}}
     notes, gradients = [], 0.0
     forward = 2.0 * (1 + again + trains)  # each matrix again for the gradient of its inputs
     if trains:  # and for the gradient of its own
-        gradients = 2.0 * (sizes.multiplied if lora is None else adapters)
-    if trains and lora is not None:
+        gradients = 2.0 * (trained.multiplied if lora is None else adapters)
+    if trains and (lora is not None or held):
         one = Grid(1)
-        some = lora.size(one, 0, shape.layers) + (shape.hidden if scalar else 0)
-        everything = shape.sizes(one, 0, scalar).all + lora.size(one, 0, shape.layers)
+        whole = shape.sizes(one, 0, scalar)
+        added = lora.size(one, 0, shape.layers) if lora is not None else 0
+        everything = whole.all + added
+        if lora is None:
+            some = without_frozen(shape, one, 0, whole, scalar, held).all
+        else:
+            some = added + (shape.hidden if scalar else 0)
         notes.append(f"trains {some:,} of {everything:,} parameters ({100 * some / everything:.2g} %)")
     return Estimate(
         phases,

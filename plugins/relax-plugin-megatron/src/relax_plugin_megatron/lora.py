@@ -6,7 +6,7 @@ The layers are those that the `torch` trainer adapts: attention projections and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
@@ -17,6 +17,8 @@ from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.layout import Grid
 
 HEAD = "lm_head"
+ROLES = ("actor", "critic", "actor_fwd")
+"""Roles whose model has adapters."""
 WITHOUT = ("dropout", "dora", "modules_to_save")
 """Settings of `[model.lora]` that this trainer does not have."""
 
@@ -47,11 +49,11 @@ class Lora:
     """The layers with adapters, in the order of transformers' modules."""
 
     @classmethod
-    def of(cls, spec: TrainerSpec, shape: Architecture) -> Self | None:
+    def of(cls, spec: TrainerSpec, shape: Architecture, frozen: Set[str] = frozenset()) -> Self | None:
         """Return the adapters of a role's model, or None if the model gets none.
 
-        A critic may have another body than the policy, so patterns that match none of its layers are skipped.
-        Raises ConfigError for a setting that this trainer does not have.
+        Frozen tensors get no adapters. A critic may have another body than the policy, so patterns that match none of
+        its layers are skipped. Raises ConfigError for a setting that this trainer does not have, and for a frozen target.
         """
         if not spec.model.get("lora"):
             return None
@@ -60,13 +62,25 @@ class Lora:
             if value := getattr(table, name):
                 fix = "megatron trains the pairs A and B without dropout; remove it, or use trainer = torch"
                 raise ConfigError(f"{FIELD}.{name}", value, fix)
-        if spec.role not in ("actor", "critic", "actor_fwd"):
+        if spec.role not in ROLES:
             return None
         linears = tuple(_linears(shape))
         patterns = table.targets
         if spec.role == "critic":
             patterns = tuple(pattern for pattern in patterns if _matching(linears, pattern))
-        return cls(table, _chosen(linears, patterns) if patterns else linears)
+        both = [one for one in linears if f"{one.module}.weight" in frozen]
+        if not patterns:
+            linears = tuple(one for one in linears if one not in both)
+            if not linears:
+                raise ConfigError(
+                    FIELD, "set", "model.freeze freezes every layer that may have an adapter; leave it out"
+                )
+            return cls(table, linears)
+        chosen = _chosen(linears, patterns)
+        if both := [one.module for one in both if one in chosen]:
+            fix = f"model.freeze freezes {both[0]}; name it in only one of the two"
+            raise ConfigError(f"{FIELD}.targets", ", ".join(patterns), fix)
+        return cls(table, chosen)
 
     def size(self, grid: Grid, rank: int, layers: int) -> int:
         """Return the number of parameters that a rank's adapters have, in a model of `layers` layers."""
@@ -104,7 +118,12 @@ def _chosen(linears: tuple[Linear, ...], patterns: tuple[str, ...]) -> tuple[Lin
 
 def _matching(linears: tuple[Linear, ...], pattern: str) -> list[Linear]:
     """Return the layers that the pattern matches, or within a module that it matches."""
-    return [one for one in linears if any(_matches(part, pattern) for part in _within(one.module))]
+    return [one for one in linears if matches_within(one.module, pattern)]
+
+
+def matches_within(name: str, pattern: str) -> bool:
+    """Return True if the pattern matches a module or tensor, or a module that holds it."""
+    return any(_matches(part, pattern) for part in _within(name))
 
 
 def _within(module: str) -> list[str]:

@@ -60,10 +60,11 @@ BLOCK = {
     "self_attention.linear_proj.weight": Rule((LAYER + "self_attn.o_proj.weight",), 1),
     "pre_mlp_layernorm.weight": Rule((LAYER + "post_attention_layernorm.weight",)),
 }
+EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 ENDS = {
-    "embedding.word_embeddings.weight": Rule(("model.embed_tokens.weight",), 0, vocabulary=True),
+    EMBEDDING: Rule(("model.embed_tokens.weight",), 0, vocabulary=True),
     "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
-    "output_layer.weight": Rule(("lm_head.weight",), 0, vocabulary=True),
+    HEAD: Rule(("lm_head.weight",), 0, vocabulary=True),
     SCALAR_HEAD: Rule((SCALAR_HEAD,)),
 }
 

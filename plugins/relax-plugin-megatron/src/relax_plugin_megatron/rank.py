@@ -74,10 +74,11 @@ from relax_core.trainer_kit.setup import (
 )
 from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
 from relax_core.trainer_kit.update import LossScale, Progress, Update
-from relax_plugin_megatron.adapters import attach, initial, write as write_adapters
-from relax_plugin_megatron.architecture import Architecture, check_parts
+from relax_plugin_megatron.adapters import attach, initial, keep_gradient, write as write_adapters
+from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_megatron.folder import FolderReader, exported_config, write_folder
+from relax_plugin_megatron.freezing import frozen
 from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.model import Head, features, make_chunk, transformer_config, zigzag
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
@@ -103,7 +104,6 @@ class Rank:
         self._config = read_json(check_folder(path), "config.json")
         self._shape = Architecture.of(self._config, path)
         self._shape.check(grid, options.sequence_parallel)
-        check_parts(spec)
         self._undo_set_up = set_up(spec)
         self._device = choose_device("auto", spec.rank)
         check_offload(options.offload_optimizer, self._device)
@@ -118,7 +118,8 @@ class Rank:
             self._algorithm = build(spec.algorithm)
             check_outputs(self._algorithm, spec.role)
         self._scalars = scalars(spec, build)
-        self._lora = Lora.of(spec, self._shape)
+        self._frozen = frozen(spec, self._shape, bool(self._scalars))
+        self._lora = Lora.of(spec, self._shape, self._frozen)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         self._publishes = publish_format(spec, self._dtype)
         with self.ranks.meeting("start"):
@@ -152,6 +153,8 @@ class Rank:
         for chunk in self._chunks:
             if self._lora is not None:
                 attach(chunk, self._shape, self._grid, self._lora, config)
+            if self._lora is not None or self._frozen:
+                keep_gradient(chunk)
             chunk.to(self._device)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._head: Head | None = None
@@ -165,7 +168,7 @@ class Rank:
         )
         self._optimizer: Optimizer | None = None
         scale = self._lora.table.scale if self._lora is not None else 0.0
-        self._weights = Weights(self._chunks, self._shape, self._grid, self.ranks, scale)
+        self._weights = Weights(self._chunks, self._shape, self._grid, self.ranks, scale, self._frozen)
         for chunk in self._chunks:
             chunk.requires_grad_(False)
         if self._algorithm is not None:
@@ -191,7 +194,7 @@ class Rank:
                 else:
                     value = self._weights.read(held, folder)
                     self._set(held, value)
-                    if self._lora is not None and self._publishes != self._dtype:
+                    if (self._lora is not None or self._frozen) and self._publishes != self._dtype:
                         self._weights.keep(held, value)
         if self._lora is not None:
             own = {held.mapped.sources[0]: held for held in self._weights.held}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,10 +65,14 @@ class Weights:
     """The weights of one rank, and their way from and to the names of a Hugging Face folder."""
 
     def __init__(
-        self, chunks: Sequence[Decoder], shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0
+        self, chunks: Sequence[Decoder], shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0,
+        frozen: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
-        """Map every parameter of the decoder's chunks. All ranks must call. `scale`: factor of adapters' products B A."""
-        self._shape, self._grid, self._ranks, self._scale = shape, grid, ranks, scale
+        """Map every parameter of the decoder's chunks. All ranks must call.
+
+        `scale`: factor of adapters' products B A. `frozen`: names of tensors that are not trained.
+        """
+        self._shape, self._grid, self._ranks, self._scale, self._frozen = shape, grid, ranks, scale, frozen
         self._heads_per_group = shape.heads // shape.key_value_heads
         self._head_groups = shape.key_value_heads // grid.tensor
         self.held = [self._place(chunk, *named) for chunk in chunks for named in chunk.named_parameters()]
@@ -118,16 +122,29 @@ class Weights:
 
     @property
     def trained(self) -> Mapping[str, Entry]:
-        """Tensors that training changes: all, or adapters and a scalar head."""
+        """Tensors that training changes: all that are not frozen, or adapters and a scalar head."""
+        whole = {name: entry for name, entry in self.entries.items() if name not in self._frozen}
         if not self.adapters:
-            return self.entries
-        return {**self.adapters, **{name: entry for name, entry in self.entries.items() if name == SCALAR_HEAD}}
+            return whole
+        return {**self.adapters, **{name: entry for name, entry in whole.items() if name == SCALAR_HEAD}}
 
     @property
     def trained_here(self) -> list[Held]:
         """Tensors of this rank that training changes."""
-        trained = self.trained
-        return [held for held in self.held if held.mapped.sources[0] in trained]
+        return self._here(self.trained)
+
+    @property
+    def saved(self) -> Mapping[str, Entry]:
+        """Tensors that a checkpoint holds: the whole model, or the trained tensors of a model with adapters."""
+        return self.trained if self.adapters else self.entries
+
+    @property
+    def saved_here(self) -> list[Held]:
+        """Tensors of this rank that a checkpoint holds."""
+        return self._here(self.saved)
+
+    def _here(self, entries: Mapping[str, Entry]) -> list[Held]:
+        return [held for held in self.held if held.mapped.sources[0] in entries]
 
     @property
     def plain(self) -> bool:
@@ -153,6 +170,17 @@ class Weights:
         """Keep the float32 value of a frozen tensor in host memory: its parameter is rounded, and not as published."""
         if held.original and held.mapped.sources[0] not in self.trained:
             self._exact[held.mapped.sources[0]] = value.cpu()
+
+    @torch.no_grad()
+    def set_frozen(self, held: Held, value: Tensor) -> None:
+        """Set a frozen tensor of this rank, and its float32 value if that is kept."""
+        held.parameter.copy_(value)
+        if held.mapped.sources[0] in self._exact:
+            self._exact[held.mapped.sources[0]] = value.cpu()
+
+    def exact(self, held: Held) -> Tensor:
+        """Return a frozen tensor of this rank in float32."""
+        return self._exact.get(held.mapped.sources[0], held.parameter.detach()).float()
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor) -> None:

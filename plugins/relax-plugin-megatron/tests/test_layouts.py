@@ -12,6 +12,7 @@ from relax_plugin_megatron.trainer import MegatronTrainer
 from relax_core.api import ConfigError, Ragged, TrainerSpec, Version, Workload
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
+from relax_core.testing.trainer_ranks import groups_of
 from tests.megatron_on_cpu.layouts import (
     CP2,
     DP2,
@@ -324,6 +325,19 @@ def test_a_forward_role_loads_versions_and_deltas_that_another_layout_published(
         assert np.allclose(forward(follower, rows, 0).values, forward(actor, rows, 0).values, rtol=0, atol=1e-5)
         with pytest.raises(ValueError, match=r"on top of actor@0\.0; this trainer has actor@0\.1"):
             follower.load_published(delta, DISK)
+
+
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        (DP2.options, [0, 1, 2, 3]), (TP2.options, [0, 0, 1, 1]), (CP2.options, [0, 0, 1, 1]), (PP2.options, [0, 1, 0, 1]),
+        ({**TP2.options, **PP2.options}, [0, 0, 0, 0]), ({**PP2.options, **EP2.options}, [0, 1, 0, 1]),
+    ],
+    ids=["DP4", "TP2", "CP2", "PP2", "TP2 PP2", "PP2 EP2"],
+)  # fmt: skip
+def test_the_plan_gives_four_ranks_the_rows_that_they_compute_together(options, groups):
+    trainer = MegatronTrainer(MegatronTrainer.options_model()(**options))
+    assert groups_of(trainer, 4) == groups
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.megatron_on_cpu.layouts import (
     ONE,
     OPTIMIZER,
     PP2,
+    PP2_VP2,
     SAVED,
     STEPS,
     TP2_SP,
@@ -86,6 +87,15 @@ def test_the_other_parts_learn_as_with_torch_and_either_trainer_continues(dense,
     with running(dense, optimizer=OPTIMIZER, model=FIRST) as trainer:
         trainer.load(made.checkpoint)
         assert np.allclose(steps(trainer, SAVED, STEPS), made.late, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.faults
+def test_a_frozen_chunk_of_interleaved_stages_goes_with_a_state_in_host_memory(tmp_path):
+    path = tiny_model(tmp_path / "model", key_value_heads=2, layers=4)
+    with running(path, optimizer=OPTIMIZER, model=FIRST) as trainer:
+        expected = curve(trainer, tmp_path / "torch")
+    with megatron(path, Layout({**PP2_VP2.options, "offload_optimizer": True}, 2), FIRST) as trainer:
+        assert_near(curve(trainer, tmp_path / "megatron", budget=32), expected)
 
 
 @pytest.mark.faults

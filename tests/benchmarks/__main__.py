@@ -13,6 +13,7 @@ NAMES = (
     "overhead",
     "modes",
     "learning",
+    "defaults",
     "trainer",
     "trl",
     "samples",

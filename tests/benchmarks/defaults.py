@@ -90,7 +90,7 @@ class Setting:
 def design() -> Iterator[Setting]:
     """Yield the rows of each question; a row with the default comes first of its condition."""
     yield Setting("lag", "grpo", "behaviour", 0)
-    for staleness in (1, 2, 4):
+    for staleness in (4, 2, 1):  # the largest differences first
         dual = ("behaviour, no dual clip",)
         for correction in GRPO:
             if "no dual clip" not in correction or (staleness == 4 and correction in dual):
@@ -207,17 +207,14 @@ class Cells:
                     file.write(json.dumps({"key": key, **cell}) + "\n")
 
 
-def recipes(folder: Path, seeds: Sequence[int]) -> dict[int, Path]:
-    """Return the recipe of each seed, which is built unless an earlier command has built it."""
-    found = {}
-    for seed in seeds:
-        place = folder / f"seed-{seed}"
-        if not place.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-                built(Path(unfinished) / "built", seed)
-                (Path(unfinished) / "built").rename(place)
-        found[seed] = place / "recipe.toml"
-    return found
+def recipe(folder: Path, seed: int) -> Path:
+    """Return the recipe of a seed, which is built unless an earlier command has built it."""
+    place = folder / f"seed-{seed}"
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            built(Path(unfinished) / "built", seed)
+            (Path(unfinished) / "built").rename(place)
+    return place / "recipe.toml"
 
 
 def main() -> None:
@@ -227,7 +224,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=STEPS)
     arguments.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS)
     arguments.add_argument("--jobs", type=int, default=1, help="runs at a time; each takes one processor")
-    arguments.add_argument("--cells", type=int, default=0, help="most cells to measure now; 0: all")
+    arguments.add_argument("--cells", type=int, help="most cells to measure now; 0: only write the table")
     options = arguments.parse_args()
     set_up = report.begin(options)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -236,27 +233,28 @@ def main() -> None:
         folder = options.out or Path(temporary)
         (folder / "recipes").mkdir(parents=True, exist_ok=True)
         cells = Cells(options.out)
-        open_cells = [
-            (setting, seed)
-            for seed in options.seeds
-            for setting in settings
-            if setting.question in options.questions and setting.key(seed, options.steps) not in cells.values
-        ][: options.cells or None]
-        made = recipes(folder / "recipes", sorted({seed for _, seed in open_cells}))
+        wanted = [
+            (seed, setting) for seed in options.seeds for setting in settings if setting.question in options.questions
+        ]
+        missing = [(seed, setting) for seed, setting in wanted if setting.key(seed, options.steps) not in cells.values]
         failed: list[str] = []
+        building = threading.Lock()
 
-        def measure(cell: tuple[Setting, int]) -> None:
-            setting, seed = cell
+        def measure(seed: int, setting: Setting) -> None:
+            with building:
+                made = recipe(folder / "recipes", seed)
             report.say(f"{len(cells.values)} cells; {setting}, seed {seed}")
             try:
-                found = measured(made[seed], setting, seed, options.steps)
+                found = measured(made, setting, seed, options.steps)
             except RuntimeError as error:
                 failed.append(f"{setting}, seed {seed}: {error}")
             else:
                 cells.add(setting.key(seed, options.steps), found)
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(measure, open_cells))
+            started = [pool.submit(measure, seed, setting) for seed, setting in missing[: options.cells]]
+            for future in started:
+                future.result()
     report.finish("defaults", set_up, table(cells.values, settings, options.steps), options)
     for line in failed:
         report.say(line)

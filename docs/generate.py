@@ -268,7 +268,9 @@ Algorithms without a ratio truncate by default, and so does `gspo`, whose bounds
 engine. In the formulas below, r is the ratio to the policy that `correction` names. With `top_p` below 1
 or `top_k`, an engine's log-probs belong to the truncated distribution, so that w corrects for this too, for tokens that
 could be drawn. The metrics `policy/importance_weight`, `policy/importance_weight_max` and `policy/importance_clipped` show
-the effect; the [benchmarks](benchmarks.md) measure what it is worth.
+the effect; the [benchmarks](benchmarks.md#defaults) measure what it is worth. `relax plan` prints the differences that a run
+has to correct, such as lag, several updates per step, or engines in another number format, and why its correction is the
+default.
 
 **Several updates.** `batch.updates_per_step` divides the rows of a step into several updates. `batch.passes` repeats these
 updates on the same rows, as PPO's epochs and GRPO's iterations do. The policies that a ratio compares with, at the step's

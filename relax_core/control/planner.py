@@ -26,6 +26,7 @@ from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import DataTable, EvalTable
+from relax_core.control.corrections import correction_notes
 from relax_core.control.placement import (
     engine_class,
     has_gpus,
@@ -118,6 +119,8 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     if config.model.dtype != config.engine_dtype and any(one.name.startswith("rollout.") for one in operations):
         trained, served = config.model.dtype, config.engine_dtype
         notes.append(f"trainers compute in {trained}, engines in {served}: weights are published in {served}")
+    if samples:
+        notes += correction_notes(config, catalogue)
     notes += placement_notes(config, users, groups, len(visible_gpus(os.environ)))
     planned = Plan(
         mode=config.placement.mode,

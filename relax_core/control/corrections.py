@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes of a plan about `algorithm.correction`: the differences to correct, the effect, and the reason for the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relax_core.config.model_folder import routing
+from relax_core.config.run_config import RunConfig
+from relax_core.learn.policy_gradient import WEIGHS, PolicyGradient, PolicyGradientOptions
+from relax_core.registry.catalogue import Catalogue
+
+
+def correction_notes(config: RunConfig, catalogue: Catalogue) -> Iterator[str]:
+    """Yield one line for each policy gradient of a run that samples."""
+    differences = list(_differences(config))
+    for chosen in config.algorithms:
+        algorithm = catalogue.build(chosen)
+        if not isinstance(algorithm, PolicyGradient):
+            continue
+        options: PolicyGradientOptions = algorithm.options
+        correction = options.correction
+        default = type(options).model_fields["correction"].default
+        if correction == default:
+            source = f"the default of {chosen.name}, since {_why(algorithm)}"
+        else:
+            source = f"the default of {chosen.name} is {default!r}"
+        effect = (
+            _effect(algorithm) if differences else "engine and trainer differ by rounding alone, so it changes little"
+        )
+        to_correct = f"to correct: {', '.join(differences)}; " if differences else ""
+        yield f"algorithm.correction is {correction!r} ({source}); {to_correct}{effect}"
+
+
+def _differences(config: RunConfig) -> Iterator[str]:
+    """Yield the known differences between the policy that sampled and the policy that is trained."""
+    if (lag := config.staleness) != 0:
+        yield "lag without a bound" if lag is None else f"up to {lag} version{'s' * (lag > 1)} of lag"
+    if (updates := config.batch.updates) > 1:
+        yield f"{updates} updates per step"
+    trained, served = config.model.dtype, config.engine_dtype
+    if served != trained:
+        yield f"engines in {served} beside trainers in {trained}"
+    elif served != "float32":
+        yield f"engines and trainers that round differently in {served}"
+    if config.model.routing_replay == "off" and routing(config.model.path) is not None:
+        yield "experts that engine and trainer choose apart (model.routing_replay is off)"
+    if config.rollout.top_p < 1 or config.rollout.top_k:
+        yield "a truncated distribution (rollout.top_p, rollout.top_k)"
+
+
+def _why(algorithm: PolicyGradient[PolicyGradientOptions]) -> str:
+    """Return the reason for an algorithm's default correction."""
+    if not algorithm.has_ratio:
+        return "it has no ratio that a clip could bound"
+    if getattr(algorithm, "ratio_level", "token") != "token":
+        return "the bounds of its sequences' ratios are narrower than the rounding of an engine"
+    return "it learnt most with lag on the task of docs/benchmarks.md"
+
+
+def _effect(algorithm: PolicyGradient[PolicyGradientOptions]) -> str:
+    """Return how the correction acts on the loss."""
+    options = algorithm.options
+    if options.correction == "behaviour":
+        return "the ratio is to the policy that sampled, so its clip bounds all of this"
+    if options.correction not in WEIGHS:
+        return "nothing corrects this"
+    units = {
+        "token": "a token's weight",
+        "sequence": "a sequence's weight",
+        "geometric": "the mean weight of a sequence",
+    }
+    weight = units[options.correction_level]
+    if options.correction == "truncate":
+        effect = f"{weight} is at most {options.correction_cap:g}"
+    else:
+        effect = (
+            f"tokens are left out if {weight} is outside {options.correction_floor:g} to {options.correction_cap:g}"
+        )
+    return f"the ratio is to the policy at the step's start, and {effect}" if algorithm.has_ratio else effect

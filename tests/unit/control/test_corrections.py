@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan says which correction a run has, which differences it corrects, and why it is the default."""
+
+import json
+
+import pytest
+
+from tests.unit.control import conftest
+
+START = "the ratio is to the policy at the step's start, and "
+
+
+def told(catalogue, *overrides, algorithm="grpo"):
+    made = conftest.planned(catalogue, *overrides, algorithm=algorithm, placement="async")
+    return [note for note in made.notes if note.startswith("algorithm.correction")]
+
+
+def test_a_run_without_lag_in_float32_has_nothing_to_correct(catalogue):
+    (note,) = told(catalogue, "max_staleness=0")
+    assert note.startswith("algorithm.correction is 'behaviour' (the default of grpo, since it learnt most")
+    assert note.endswith("engine and trainer differ by rounding alone, so it changes little")
+
+
+@pytest.mark.parametrize(
+    ("override", "difference"),
+    [
+        ("max_staleness=1", "up to 1 version of lag"),
+        ("max_staleness=4", "up to 4 versions of lag"),
+        ("max_staleness=unbounded", "lag without a bound"),
+        ("batch.updates_per_step=4", "4 updates per step"),
+        ("batch.passes=2", "2 updates per step"),
+        ("rollout.dtype=bfloat16", "engines in bfloat16 beside trainers in float32"),
+        ("model.dtype=bfloat16", "engines and trainers that round differently in bfloat16"),
+        ("rollout.top_p=0.9", "a truncated distribution (rollout.top_p, rollout.top_k)"),
+        ("rollout.top_k=20", "a truncated distribution (rollout.top_p, rollout.top_k)"),
+    ],
+)
+def test_each_difference_between_sampling_and_training_is_named(catalogue, override, difference):
+    on_policy = () if "staleness" in override else ("max_staleness=0",)
+    (note,) = told(catalogue, *on_policy, override)
+    effect = "the ratio is to the policy that sampled, so its clip bounds all of this"
+    assert note.partition("; ")[2] == f"to correct: {difference}; {effect}"
+
+
+def test_experts_that_are_not_replayed_are_a_difference(catalogue, tmp_path):
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(experts))
+    (note,) = told(catalogue, "max_staleness=0", f"model.path={tmp_path}")
+    assert "to correct: experts that engine and trainer choose apart (model.routing_replay is off); " in note
+    (note,) = told(catalogue, "max_staleness=0", f"model.path={tmp_path}", "model.routing_replay=rollout")
+    assert "experts" not in note
+
+
+@pytest.mark.parametrize(
+    ("settings", "effect"),
+    [
+        (("none",), "nothing corrects this"),
+        (("truncate",), f"{START}a token's weight is at most 2"),
+        (
+            ("mask", "correction_level=sequence", "correction_floor=0.5"),
+            f"{START}tokens are left out if a sequence's weight is outside 0.5 to 2",
+        ),
+        (
+            ("reject", "correction_level=geometric", "correction_cap=1.5"),
+            f"{START}tokens are left out if the mean weight of a sequence is outside 0 to 1.5",
+        ),
+    ],
+)
+def test_another_correction_is_told_with_its_effect_and_the_default(catalogue, settings, effect):
+    kind, *more = settings
+    (note,) = told(catalogue, "max_staleness=2", f"algorithm.correction={kind}", *(f"algorithm.{one}" for one in more))
+    default = "(the default of grpo is 'behaviour')"
+    assert note == f"algorithm.correction is '{kind}' {default}; to correct: up to 2 versions of lag; {effect}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        ("gspo", "the bounds of its sequences' ratios are narrower than the rounding of an engine"),
+        ("rloo", "it has no ratio that a clip could bound"),
+    ],
+)
+def test_the_default_of_each_shape_of_algorithm_has_its_reason(catalogue, algorithm, reason):
+    (note,) = told(catalogue, "max_staleness=1", algorithm=algorithm)
+    assert note.startswith(f"algorithm.correction is 'truncate' (the default of {algorithm}, since {reason}); ")
+
+
+def test_a_run_that_samples_nothing_corrects_nothing(catalogue):
+    assert told(catalogue, algorithm="sft") == []

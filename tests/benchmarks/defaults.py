@@ -76,7 +76,7 @@ class Setting:
         of_algorithm = (f"algorithm.{word}" for word in CORRECTIONS[self.algorithm][self.correction])
         return [
             f"algorithm={self.algorithm}", *of_algorithm, f"batch.updates_per_step={self.updates}",
-            f"rollout.dtype={self.engine}", "placement=async", f"max_staleness={self.staleness}", "batch.stream=false",
+            f"rollout.dtype={self.engine}", "placement=hybrid", f"max_staleness={self.staleness}", "batch.stream=false",
             f"seed={seed}", f"steps={steps}", f"rollout.groups_per_step={GROUPS}", "checkpoint.every=0",
             f"eval.every={steps}", "eval.at_start=false", "eval.samples=2", lockstep, 'filters=["sampled"]',
             f'plugins=["{HERE / "lockstep.py"}"]',

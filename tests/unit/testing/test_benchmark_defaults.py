@@ -6,6 +6,7 @@ import json
 import pytest
 
 from relax_core.config.compose import compose
+from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from tests.benchmarks import defaults
 from tests.benchmarks.defaults import Cells, Setting, compared, design, table
@@ -25,13 +26,14 @@ def catalogue():
     return Catalogue.load([str(defaults.HERE / "lockstep.py")])
 
 
-@pytest.mark.parametrize("row", {(row.algorithm, row.correction): row for row in design()}.values(), ids=str)
-def test_the_settings_of_a_row_reach_the_run(catalogue, row):
+@pytest.mark.parametrize("row", design(), ids=lambda row: f"{row.condition} {row.correction}")
+def test_the_settings_of_a_row_reach_the_run_and_only_the_actor_computes_log_probs(catalogue, row):
     base = {"model": {"path": "m"}, "data": {"train": "t"}, "engine": "transformers", "rewards": ["exact"]}
     config = compose([base], row.words(3, 7), catalogue, on_disk=False).config
     assert (config.staleness, config.batch.updates, config.engine_dtype) == (row.staleness, row.updates, row.engine)
     trainer = catalogue.build(config.trainer.chosen).options
     assert (trainer.lag, trainer.steps, trainer.groups_per_step) == (row.staleness, 7, config.rollout.groups_per_step)
+    assert plan(config, catalogue, False).roles == ("rollout", "advantages", "actor")
 
 
 def test_a_line_that_a_stopped_command_left_unfinished_is_measured_again(tmp_path):

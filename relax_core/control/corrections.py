@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunConfig
@@ -12,11 +13,14 @@ from relax_core.registry.catalogue import Catalogue
 
 
 def correction_notes(config: RunConfig, catalogue: Catalogue) -> Iterator[str]:
-    """Yield one line for each policy gradient of a run that samples."""
+    """Yield one line for each policy gradient of a run that samples.
+
+    An algorithm that defines its own loss may use the correction in another way, so it gets none.
+    """
     differences = list(_differences(config))
     for chosen in config.algorithms:
         algorithm = catalogue.build(chosen)
-        if not isinstance(algorithm, PolicyGradient):
+        if not isinstance(algorithm, PolicyGradient) or type(algorithm).loss is not PolicyGradient.loss:
             continue
         options: PolicyGradientOptions = algorithm.options
         correction = options.correction
@@ -51,18 +55,20 @@ def _differences(config: RunConfig) -> Iterator[str]:
 
 def _why(algorithm: PolicyGradient[PolicyGradientOptions]) -> str:
     """Return the reason for an algorithm's default correction."""
+    if len(get_args(type(algorithm.options).model_fields["correction"].annotation)) == 1:
+        return "it has no other"
     if not algorithm.has_ratio:
         return "it has no ratio that a clip could bound"
     if getattr(algorithm, "ratio_level", "token") != "token":
         return "the bounds of its sequences' ratios are narrower than the rounding of an engine"
-    return "it learnt most with lag on the task of docs/benchmarks.md"
+    return "GRPO learnt most with it at lags of 2 and 4 (docs/benchmarks.md)"
 
 
 def _effect(algorithm: PolicyGradient[PolicyGradientOptions]) -> str:
     """Return how the correction acts on the loss."""
     options = algorithm.options
     if options.correction == "behaviour":
-        return "the ratio is to the policy that sampled, so its clip bounds all of this"
+        return "the ratio is to the policy that sampled, so its bounds limit all of this"
     if options.correction not in WEIGHS:
         return "nothing corrects this"
     units = {

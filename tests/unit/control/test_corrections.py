@@ -10,14 +10,14 @@ from tests.unit.control import conftest
 START = "the ratio is to the policy at the step's start, and "
 
 
-def told(catalogue, *overrides, algorithm="grpo"):
-    made = conftest.planned(catalogue, *overrides, algorithm=algorithm, placement="async")
+def told(catalogue, *overrides, algorithm="grpo", **layer):
+    made = conftest.planned(catalogue, *overrides, algorithm=algorithm, placement="async", **layer)
     return [note for note in made.notes if note.startswith("algorithm.correction")]
 
 
 def test_a_run_without_lag_in_float32_has_nothing_to_correct(catalogue):
     (note,) = told(catalogue, "max_staleness=0")
-    assert note.startswith("algorithm.correction is 'behaviour' (the default of grpo, since it learnt most")
+    assert note.startswith("algorithm.correction is 'behaviour' (the default of grpo, since GRPO learnt most")
     assert note.endswith("engine and trainer differ by rounding alone, so it changes little")
 
 
@@ -38,7 +38,7 @@ def test_a_run_without_lag_in_float32_has_nothing_to_correct(catalogue):
 def test_each_difference_between_sampling_and_training_is_named(catalogue, override, difference):
     on_policy = () if "staleness" in override else ("max_staleness=0",)
     (note,) = told(catalogue, *on_policy, override)
-    effect = "the ratio is to the policy that sampled, so its clip bounds all of this"
+    effect = "the ratio is to the policy that sampled, so its bounds limit all of this"
     assert note.partition("; ")[2] == f"to correct: {difference}; {effect}"
 
 
@@ -74,16 +74,25 @@ def test_another_correction_is_told_with_its_effect_and_the_default(catalogue, s
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reason"),
+    ("algorithm", "default", "reason"),
     [
-        ("gspo", "the bounds of its sequences' ratios are narrower than the rounding of an engine"),
-        ("rloo", "it has no ratio that a clip could bound"),
+        ("gspo", "truncate", "the bounds of its sequences' ratios are narrower than the rounding of an engine"),
+        ("rloo", "truncate", "it has no ratio that a clip could bound"),
+        ("m2po", "behaviour", "it has no other"),
     ],
 )
-def test_the_default_of_each_shape_of_algorithm_has_its_reason(catalogue, algorithm, reason):
+def test_the_default_of_each_shape_of_algorithm_has_its_reason(catalogue, algorithm, default, reason):
     (note,) = told(catalogue, "max_staleness=1", algorithm=algorithm)
-    assert note.startswith(f"algorithm.correction is 'truncate' (the default of {algorithm}, since {reason}); ")
+    assert note.startswith(f"algorithm.correction is '{default}' (the default of {algorithm}, since {reason}); ")
 
 
-def test_a_run_that_samples_nothing_corrects_nothing(catalogue):
-    assert told(catalogue, algorithm="sft") == []
+def test_each_algorithm_of_a_run_has_its_own_line(catalogue):
+    others = [{"name": "single-turn", "label": "other", "algorithm": "rloo"}]
+    notes = told(catalogue, environments=others)
+    assert [note.partition("the default of ")[2].partition(",")[0] for note in notes] == ["grpo", "rloo"]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", {"name": "distillation", "mode": "loss"}])
+def test_an_algorithm_with_its_own_loss_has_no_line(catalogue, algorithm):
+    teachers = [] if algorithm == "sft" else [{"path": "t"}]
+    assert told(catalogue, algorithm=algorithm, teachers=teachers) == []

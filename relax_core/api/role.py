@@ -392,14 +392,14 @@ class Context(Protocol[ConfigT_co]):
     @property
     def stopping(self) -> bool: ...
 
+    profiles_left: int
+    """Number of next steps that a request wants profiles of. The role that writes a profile lowers the number."""
+
     def take_checkpoint_request(self) -> bool:
         """Return True if a checkpoint was requested; return True only once for each request."""
 
     def take_evaluation_request(self) -> bool:
         """Return True if an evaluation was requested; return True only once for each request."""
-
-    def take_profile_request(self) -> int:
-        """Return the number of steps to profile that was requested since the last call; 0 without a request."""
 
     def take_scale_requests(self) -> tuple[str, ...]:
         """Return the requests to scale engine pools since the last call, each as JSON data of `ScaleRequest`."""

@@ -93,7 +93,8 @@ class RunControl:
             for pool in operation.pools:
                 self.view.request_scale({"key": operation.key, **operation.fields, "pool": pool})
         elif operation.action == "profile":
-            self.view.request_profile(operation.fields["steps"])
+            done = self._profiles.now() - operation.profiles
+            self.view.request_profile(max(operation.fields["steps"] - done, 1))
         else:
             self.view.request(operation.action)
 

@@ -71,8 +71,6 @@ class StepTrainer:
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Time at which the step stops waiting for more groups."""
-        self._to_profile = 0
-        """Number of steps that are still to be profiled on request."""
         self._groups_per_step = self._min_groups = context.config.rollout.groups_per_step
         if context.plan.streams:
             ranks = context.plan.groups[task].size
@@ -115,8 +113,7 @@ class StepTrainer:
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
         """Train all groups of the step as they become ready; return False if the run is stopped first."""
         context, number = self._context, step.version.step + 1
-        self._to_profile = max(self._to_profile, context.take_profile_request())
-        profiled = self._to_profile > 0 or number in context.config.profile.steps
+        profiled = context.profiles_left > 0 or number in context.config.profile.steps
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
@@ -143,7 +140,6 @@ class StepTrainer:
             times.mark("train")
         if profiled:
             await self._write_profile(number)
-            self._to_profile = max(self._to_profile - 1, 0)
         return True
 
     async def _write_profile(self, number: int) -> None:
@@ -152,6 +148,7 @@ class StepTrainer:
         path = f"{context.run_dir}/profile/step-{number:06d}-{self._task}"
         limit = table.max_mb * 1_000_000
         largest = max(await self._trainer.call("stop_profile", path, limit))
+        context.profiles_left = max(context.profiles_left - 1, 0)  # before the event, after which a user may ask again
         what = f"{self._task}: the profile of step {number} is in the run's folder profile/"
         facts = {"step": number, "trace_bytes": largest}
         if largest > limit:

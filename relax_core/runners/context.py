@@ -92,7 +92,7 @@ class RoleContext:
         self._activity.rest("starting", "overhead")
         self._tracks: dict[str, SpanRecorder] = {}
         self._scale_requests: list[str] = []
-        self._profile_steps = 0
+        self.profiles_left = 0
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = self._checkpoint_requested = self._evaluation_requested = self._pause_requested = False
@@ -177,10 +177,6 @@ class RoleContext:
         requested, self._evaluation_requested = self._evaluation_requested, False
         return requested
 
-    def take_profile_request(self) -> int:
-        steps, self._profile_steps = self._profile_steps, 0
-        return steps
-
     def take_scale_requests(self) -> tuple[str, ...]:
         requests = tuple(self._scale_requests)
         self._scale_requests.clear()
@@ -220,7 +216,7 @@ class RoleContext:
         elif command == "evaluate":
             self._evaluation_requested = True
         elif command == "profile":
-            self._profile_steps = int(argument)
+            self.profiles_left = int(argument)
         elif command == "scale":
             self._scale_requests.append(argument)
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.events import Logged, StepFinished
+import pytest
+
+from relax_core.api.events import Logged, RoleFailed, StepFinished
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
 from relax_core.views.follower import ProfileCount
@@ -41,6 +43,20 @@ def test_a_step_that_is_trained_again_is_profiled_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"checkpoint": {"every": 1}, "profile": {"steps": [3]}}
     SimulatedRun(tmp_path, steps=3, **settings).run(dies_in("accumulate", "stop_profile", after=2))
     assert files_of(tmp_path) == {"step-000003-actor-rank-0": "3"}
+
+
+@pytest.mark.parametrize("methods", [("accumulate",), ("stop_profile",), ("start_profile", "begin_step")])
+def test_a_request_outlives_the_actor_s_ranks(tmp_path: Path, methods: tuple[str, ...]) -> None:
+    """The ranks die before the profile begins, before its file is written, and twice."""
+
+    async def ask(run: SimulatedRun) -> None:
+        await dies_in(*methods, after=1)(run)
+        await run.until_event(StepFinished, 1)
+        await run.run_status.command("actor", "profile", "2")
+
+    outcome = SimulatedRun(tmp_path, steps=8, checkpoint={"every": 1}).run(ask)
+    assert len(files_of(tmp_path)) == len(told(outcome)) == 2
+    assert len(outcome.told(RoleFailed)) == len(methods)
 
 
 def test_the_next_steps_are_profiled_on_request_and_counted_from_the_run_s_events(tmp_path: Path) -> None:

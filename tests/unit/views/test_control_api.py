@@ -18,11 +18,11 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.trainer import Trainer
 from relax_core.control_api.app import PATHS, RunApi, make_app
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
-from relax_core.control_api.run_control import check_profiles
+from relax_core.control_api.run_control import RunControl, check_profiles
 from relax_core.control_api.server import ControlServer, listening, read_token
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
-from relax_core.views.follower import EvaluationCount
+from relax_core.views.follower import EvaluationCount, ProfileCount
 from relax_core.views.run import RunView
 
 TOKEN = "0123456789abcdef"
@@ -161,6 +161,13 @@ def test_a_request_for_profiles_is_passed_to_the_run_once(
     assert [one.status_code for one in made] == [202, 200] and made[0].json() == made[1].json()
     assert (RunDirectory.open(run).take_profile_request(), RunDirectory.open(run).take_profile_request()) == (3, 0)
     assert call(run, "POST", "/profile", "two", json={"steps": "3"}).json()["field"] == "steps"
+    control = RunControl(RunView(run))
+    monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=4))
+    control.ask("profile", "three", {"steps": 3})
+    monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=6, pid=8))
+    monkeypatch.setattr(ProfileCount, "now", lambda _: 6)
+    control.settle()
+    assert RunDirectory.open(run).take_profile_request() == 1, "a new process profiles only the steps that are missing"
     (run / "config.toml").write_text('plugins = []\ntrainer = "none-such"\n')
     check_profiles(RunView(run))
     monkeypatch.setattr(Catalogue, "target", lambda *_: Trainer)

@@ -7,17 +7,17 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from json import loads
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.runs import Run
+from relax_core.cli.runs import Address, Run, TokenFile, remote
 from relax_core.cli.terminal import Interrupted, print_json, say
 
 if TYPE_CHECKING:
-    from relax_core.views.logs import LogFilter, RunLogs
-    from relax_core.views.run import RunView
+    from relax_core.control_api.client import ControlClient
 
 
 def logs(
@@ -30,46 +30,41 @@ def logs(
     step: Annotated[int | None, typer.Option(help="Only records of this step.")] = None,
     last: Annotated[int | None, typer.Option(help="Only the last N of the records so far.", min=0)] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show further records until the run ends.")] = False,
+    address: Address = "",
+    token_file: TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")] = False,
 ) -> None:
     """Show what a run logged: its events and the records of all its processes, in order of time.
 
     Records are the log lines of Relax, of plugins and of libraries, and the plain output of engines, trainers, rewards
     and environments. Works on live, ended, killed and damaged runs. With --json, stdout has one JSON document a line.
+    With --address, the newest 10,000 records so far are shown, of at most 32 MB.
     """
-    from relax_core.api.errors import ConfigError
-    from relax_core.observe.process_log import LEVELS
-    from relax_core.views.logs import LogFilter, RunLogs, follow as followed, parsed_since
+    from relax_core.views.logs import RunLogs, chosen, follow as followed, log_filter, remarks
     from relax_core.views.run import open_run
 
-    if level not in LEVELS:
-        raise ConfigError("--level", level, f"use one of {', '.join(LEVELS)}")
-    view = open_run(run)
-    found, wanted = RunLogs(view.path), LogFilter(role or (), level, parsed_since(since, time.time()), step)
-    sources: set[str] = set()
-    past = _chosen(found.added(), wanted, sources)
+    said: Iterable[str] = ()
     try:
-        _print(past if last is None else deque(past, last), json)
-        if follow:
-            _print(_chosen(followed(view, found), wanted, sources), json)
+        if address:
+            said = received = list[str]()
+            query = {"role": role, "level": level, "since": since, "step": step, "last": last, "follow": int(follow)}
+            _print(_from_address(remote(address, token_file, run), query, received), json)
+        else:
+            view, wanted = open_run(run), log_filter(role or (), level, since, step, time.time())
+            found, sources = RunLogs(view.path), set[str]()
+            said = remarks(view, found, wanted, sources, follow)  # yields nothing before the records are printed
+            past = chosen(found.added(), wanted, sources)
+            _print(past if last is None else deque(past, last), json)
+            if follow:
+                _print(chosen(followed(view, found), wanted, sources), json)
     except Interrupted:
         if not follow:
             raise
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    for remark in _remarks(view, found, wanted, sources, follow):
+    for remark in said:
         say(f"relax: {remark}", err=True)
-
-
-def _chosen(records: Iterable[dict[str, Any]], wanted: LogFilter, sources: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield the wanted records; add the roles and processes of all records to `sources`."""
-    from relax_core.views.logs import source_of
-
-    for record in records:
-        sources |= {source_of(record), str(record.get("process") or source_of(record))}
-        if record in wanted:
-            yield record
 
 
 def _print(records: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -82,24 +77,22 @@ def _print(records: Iterable[dict[str, Any]], as_json: bool) -> None:
             say(readable_record(record))
 
 
-def _remarks(view: RunView, found: RunLogs, wanted: LogFilter, sources: set[str], followed: bool) -> Iterator[str]:
-    """Yield sentences about what is missing, damaged or still to come."""
-    from relax_core.views.logs import is_over
-    from relax_core.views.run import health
+def _from_address(client: ControlClient, query: Mapping[str, Any], said: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records that a control API sends; append its remarks to `said`. Raises InfrastructureError if it ends early."""
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.control_api.log_stream import REMARKS
+    from relax_core.views.logs import parsed_record
 
-    state = health(view, time.time())
-    over = is_over(state)
-    if missing := sorted(set(wanted.roles) - sources):
-        yield f"no record of {' and '.join(missing)}; there are records of {', '.join(sorted(sources)) or 'no role'}"
-    if not found.has_processes():
-        if over:
-            yield f"{view.name} has no records of its processes, as runs of earlier versions of Relax; its events are shown"
-        elif not sources:
-            yield f"{view.name} has logged nothing yet; with --follow, this command waits for records"
-    yield from found.problems(over)
-    if outputs := found.outputs():
-        yield f"plain output of processes: {view.path / 'logs'} ({', '.join(outputs)})"
-    if state.state == "lost":
-        yield f"{view.name}: {state.detail}"
-    elif not over and not followed:
-        yield f"{view.name} is {state.state}; --follow shows further records"
+    time = ""
+    try:
+        for line in client.lines("/logs", {name: value for name, value in query.items() if value not in (None, "")}):
+            if (record := parsed_record(line)) is not None:
+                time = record["time"]
+                yield record
+            elif (document := loads(line)).get("schema") == REMARKS:
+                said += map(str, document["remarks"])
+                return
+    except ValueError as error:
+        raise ConfigError("--address", client.address, "give the address of `relax serve`") from error
+    later = f", with --since {time} for the records from the last one on" if time else ""
+    raise InfrastructureError(f"{client.address} ended the log early; repeat the command{later}")

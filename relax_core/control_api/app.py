@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.control_api import rednote
+from relax_core.control_api.log_stream import MAX_RECORDS, log_lines
 from relax_core.control_api.operations import ACTIONS, Action, Book, PlainAction, Refused, expected
 from relax_core.control_api.run_control import RunControl
 from relax_core.engines.scaling import ScaleRequest
@@ -34,6 +35,7 @@ from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import encode, read_document, write_document
 from relax_core.views.answers import ANSWERS, scale_plan
 from relax_core.views.follower import LineFollower
+from relax_core.views.logs import log_filter
 from relax_core.views.run import RunView, health
 
 BOOK = "operations"
@@ -55,8 +57,8 @@ class ApiRoute:
     path: str
     summary: str
     answer: Callable[[RunApi, Request], Response]
-    query: Mapping[str, str]
-    """Name of an integer parameter in the query -> its meaning."""
+    query: Mapping[str, tuple[type, str]]
+    """Name of a parameter in the query -> its type and meaning; a list is given by repeating the parameter."""
     fields: Mapping[str, tuple[type, str]] = field(default_factory=dict)
     """Name of a field of the body -> its type and meaning."""
 
@@ -127,6 +129,20 @@ async def _event_stream(api: RunApi, after: int) -> AsyncIterator[str]:
             yield ": nothing new\n\n"
         await asyncio.sleep(POLL_S)
         silent += POLL_S
+
+
+def _logs(api: RunApi, request: Request) -> Response:
+    query = request.query_params
+    step, last = _number(request, "step", -1), _number(request, "last", MAX_RECORDS)
+    if last > MAX_RECORDS:
+        raise Refused(400, "last", f"{last}", f"give a number up to {MAX_RECORDS}")
+    level, since = query.get("level") or "debug", query.get("since") or ""
+    try:
+        wanted = log_filter(query.getlist("role"), level, since, None if step < 0 else step, time.time())
+    except ConfigError as error:
+        raise Refused(400, error.field.removeprefix("--"), str(error.got), error.fix) from error
+    lines = log_lines(api.view, wanted, last, followed=bool(_number(request, "follow", 0)))
+    return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-cache"})
 
 
 def _operations(api: RunApi, _: Request) -> Response:
@@ -271,15 +287,27 @@ CHANGES: Mapping[PlainAction, str] = {
     "checkpoint": "Save a checkpoint after the current step.",
     "evaluate": "Evaluate the newest weights once on every set of [eval].",
 }
+KINDS = {str: "string", int: "integer", bool: "boolean", list: "array"}
+"""JSON's name of a parameter's type."""
 DRY_RUN = (bool, "true: answer which engines would join or leave, and change nothing")
 PATHS = (
     ApiRoute("GET", "/status", "The run's progress, reward and roles, as `relax status --json`.", _answer("status"), {}),
     ApiRoute("GET", "/why", "What the run waits for, and which role must act, as `relax why --json`.", _answer("why"), {}),
     ApiRoute("GET", "/engines", "The engines of every pool, with their versions and loads.", _answer("engines"), {}),
-    ApiRoute("GET", "/metrics", "Metrics by step.", _metrics, {"after": f"only later steps; at most {MAX_ROWS} come at once"}),
+    ApiRoute(
+        "GET", "/metrics", "Metrics by step.", _metrics,
+        {"after": (int, f"only later steps; at most {MAX_ROWS} come at once")},
+    ),
     ApiRoute(
         "GET", "/events", "The run's events as server-sent events. The header Last-Event-ID continues a stream.", _events,
-        {"after": "number of the last event that the caller has"},
+        {"after": (int, "number of the last event that the caller has")},
+    ),
+    ApiRoute(
+        "GET", "/logs", "The run's log as lines of JSON, as `relax logs --json`; the last line has remarks.", _logs,
+        {"role": (list, "only this role or process"), "level": (str, "lowest level; absent: debug"),
+         "since": (str, "earliest record: an age such as 10m, or a time in UTC"), "step": (int, "only records of this step"),
+         "last": (int, f"only the last records so far; absent, and at most: {MAX_RECORDS}"),
+         "follow": (int, "1: send further records until the run ends")},
     ),
     ApiRoute("GET", "/operations", "The changes that were asked of this run, newest first.", _operations, {}),
     ApiRoute("GET", "/operations/{id}", "One of these changes: requested, done or failed.", _operation, {}),
@@ -384,8 +412,8 @@ def openapi() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for path in PATHS:
         parameters: list[dict[str, Any]] = [
-            {"name": name, "in": "query", "description": means, "schema": {"type": "integer"}}
-            for name, means in path.query.items()
+            {"name": name, "in": "query", "description": means, "schema": {"type": KINDS[kind]}}
+            for name, (kind, means) in path.query.items()
         ]
         if "{id}" in path.path:
             parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
@@ -401,9 +429,8 @@ def openapi() -> dict[str, Any]:
             "responses": {code: {"description": HTTPStatus(int(code)).phrase} for code in codes},
         }  # fmt: skip
         if path.fields:
-            kinds = {str: "string", int: "integer", bool: "boolean", list: "array"}
             properties = {
-                name: {"type": kinds[kind], "description": means} for name, (kind, means) in path.fields.items()
+                name: {"type": KINDS[kind], "description": means} for name, (kind, means) in path.fields.items()
             }
             schema = {"type": "object", "properties": properties, "additionalProperties": False}
             described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
@@ -421,7 +448,7 @@ def docs_page() -> str:
     """Return a page that lists the routes; it loads nothing from elsewhere."""
     rows = "".join(
         f"<tr><td><code>{path.method} {html.escape(path.path)}</code></td><td>{html.escape(path.summary)}"
-        + "".join(f"<br><code>?{name}=</code> {html.escape(means)}" for name, means in path.query.items())
+        + "".join(f"<br><code>?{name}=</code> {html.escape(means)}" for name, (_, means) in path.query.items())
         + "".join(f"<br><code>{name}</code> {html.escape(means)}" for name, (_, means) in path.fields.items())
         + "</td></tr>"
         for path in PATHS

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
@@ -14,6 +16,7 @@ from relax_core.control_api.run_control import until_done
 from relax_core.control_api.server import UNIX
 
 CALL_S, POLL_S = 30.0, 0.5
+FIX = "start `relax serve RUN` there, or correct the address"
 TRIES = 5
 """Attempts of one call; repeating a change is safe, since its key stays the same."""
 
@@ -75,18 +78,37 @@ class ControlClient:
                 break
             except self._errors as error:
                 if not left:
-                    fix = "start `relax serve RUN` there, or correct the address"
-                    raise InfrastructureError(f"{self.address} does not answer ({error}); {fix}") from error
+                    raise InfrastructureError(f"{self.address} does not answer ({error}); {FIX}") from error
                 time.sleep(POLL_S)
-        try:
-            document = answer.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise ConfigError(
-                "--address", self.address, "give the address of `relax serve`: this one gives no JSON object"
-            )
+        document = self._document(answer.content)
         if answer.is_success:
             return document
+        raise self._refusal(document, answer.status_code)
+
+    def lines(self, path: str, query: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the lines of a stream as they come, empty lines left out. Raises ConfigError or InfrastructureError."""
+        begun = False
+        try:
+            with self._http.stream("GET", path, params=dict(query)) as answer:
+                if not answer.is_success:
+                    raise self._refusal(self._document(answer.read()), answer.status_code)
+                rest = b""
+                for part in answer.iter_bytes():
+                    begun = True
+                    *lines, rest = (rest + part).split(b"\n")
+                    yield from filter(None, lines)
+        except self._errors as error:
+            what = "ended the stream" if begun else "does not answer"
+            fix = "repeat the command" if begun else FIX
+            raise InfrastructureError(f"{self.address} {what} ({error}); {fix}") from error
+
+    def _document(self, content: bytes) -> dict[str, Any]:
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(content)
+            if isinstance(document, dict):
+                return document
+        raise ConfigError("--address", self.address, "give the address of `relax serve`: this one gives no JSON object")
+
+    def _refusal(self, document: Mapping[str, Any], status: int) -> Answered:
         wrong = [str(document.get(name, "")) for name in ("field", "got", "fix")]
-        raise Answered(self.address, wrong[0] or str(answer.status_code), *wrong[1:])
+        return Answered(self.address, wrong[0] or f"{status}", *wrong[1:])

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,13 @@ class LogFilter:
             and (self.step is None or record.get("step") == self.step)
             and (not self.roles or not {source_of(record), str(record.get("process"))}.isdisjoint(self.roles))
         )
+
+
+def log_filter(roles: Collection[str], level: str, since: str, step: int | None, wall: float) -> LogFilter:
+    """Return the filter of `relax logs` with these options at wall-clock time `wall`. Raises ConfigError."""
+    if level not in LEVELS:
+        raise ConfigError("--level", level, f"use one of {', '.join(LEVELS)}")
+    return LogFilter(roles, level, parsed_since(since, wall), step)
 
 
 def parsed_since(text: str, wall: float) -> str:
@@ -126,7 +133,7 @@ class _File:
             if not whole:
                 return
             for line in data[:whole].split(b"\n")[:-1]:
-                if (record := _record(line)) is not None:
+                if (record := parsed_record(line)) is not None:
                     yield record
                 elif line:
                     self._bad += 1
@@ -137,7 +144,7 @@ class _File:
         return [*found, "its last line is cut off and left out"] if self._unfinished and over else found
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def parsed_record(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line that has all fields of a record, else None."""
     try:
         found: dict[str, Any] = json.loads(line)
@@ -171,18 +178,58 @@ def follow(
     view: RunView, logs: RunLogs, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.time
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of a run as they are written, until the run has ended or is lost."""
+    for records, over in looks(view, logs, now):
+        yield from records
+        if not over:
+            sleep(LOOK_S)
+
+
+def looks(
+    view: RunView, logs: RunLogs, now: Callable[[], float] = time.time
+) -> Iterator[tuple[Iterator[dict[str, Any]], bool]]:
+    """Yield the records that each look at the run's files finds, and True at the last look.
+
+    The last look comes when the run has ended or is lost. The caller waits between two looks.
+    """
     deadline = math.inf
     while True:
         state = health(view, now())  # read first: a run writes its last records before it writes its end
         if state.ended:
             deadline = min(deadline, now() + LAST_RECORDS_S)
         over = is_over(state) and (not process_of(view) or now() >= deadline)
-        yield from logs.added()
+        yield logs.added(), over
         if over:
             return
-        sleep(LOOK_S)
 
 
 def is_over(state: RunHealth) -> bool:
     """Return True if a run writes no more records unless a person resumes it."""
     return state.ended or state.state == "lost"
+
+
+def chosen(records: Iterable[dict[str, Any]], wanted: LogFilter, sources: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the wanted records; add the roles and processes of all records to `sources`."""
+    for record in records:
+        sources |= {source_of(record), str(record.get("process") or source_of(record))}
+        if record in wanted:
+            yield record
+
+
+def remarks(view: RunView, logs: RunLogs, wanted: LogFilter, sources: Collection[str], followed: bool) -> Iterator[str]:
+    """Yield sentences about what is missing, damaged or still to come."""
+    state = health(view, time.time())
+    over = is_over(state)
+    if missing := sorted(set(wanted.roles).difference(sources)):
+        yield f"no record of {' and '.join(missing)}; there are records of {', '.join(sorted(sources)) or 'no role'}"
+    if not logs.has_processes():
+        if over:
+            yield f"{view.name} has no records of its processes, as runs of earlier versions of Relax; its events are shown"
+        elif not sources:
+            yield f"{view.name} has logged nothing yet; with --follow, this command waits for records"
+    yield from logs.problems(over)
+    if outputs := logs.outputs():
+        yield f"plain output of processes: {view.path / 'logs'} ({', '.join(outputs)})"
+    if state.state == "lost":
+        yield f"{view.name}: {state.detail}"
+    elif not over and not followed:
+        yield f"{view.name} is {state.state}; --follow shows further records"

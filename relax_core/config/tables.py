@@ -505,6 +505,11 @@ class ExportTable(Options):
     """Steps between exports to `exports/step-N`, which training waits for; 0: only the final model, `export/`."""
     keep: PositiveInt = 2
     """Number of newest exports in `exports/` to keep; older ones are deleted."""
+    push_to: str = ""
+    """Model of the Hugging Face Hub, USER/NAME, to which each export and the final model are sent, with the account of
+    `hf auth login` or HF_TOKEN. A missing one is made, private. Training does not wait for it; empty: none is sent."""
+    push_timeout_s: PositiveFloat = 3600.0
+    """Seconds until an upload is stopped; the run's process waits that long for the upload of the final model."""
 
 
 class ProfileTable(Options):

@@ -38,6 +38,7 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.data_identity import NAME as DATA, check_unchanged
 from relax_core.control.epochs import with_steps
+from relax_core.control.hub import check_repository
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
@@ -219,10 +220,12 @@ def plan_run(
 
 
 def check_sinks(config: RunConfig, catalogue: Catalogue) -> None:
-    """Raise ConfigError with the fix for a sink whose package, account or setting is missing."""
+    """Raise ConfigError with the fix for a sink or `export.push_to` whose package, account or setting is missing."""
     for choice in config.sinks:
         with catalogue.authored(choice.chosen):
             catalogue.build(choice.chosen, Sink).check()
+    if config.export.push_to:
+        check_repository(config.export.push_to, "export.push_to")
 
 
 def _plan_stages(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:

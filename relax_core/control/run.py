@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from relax_core.api.events import (
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.autoscale import Autoscaler
+from relax_core.control.export_push import ExportPusher
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
@@ -42,6 +43,7 @@ from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.roles.checkpoint import discard_partial
+from relax_core.roles.exports import exported
 from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
@@ -156,6 +158,8 @@ class RunController:
         self._stage = prepared.stages[0]
         self._first_facts: dict[str, Any] = {}
         """Facts that the roles of the stage told about its first step; see `observe.first_step`."""
+        self._pusher: ExportPusher | None = None
+        """The uploads of the run's exports; None without `export.push_to`."""
         self._started = False
         """True once the run's start is recorded."""
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
@@ -202,15 +206,33 @@ class RunController:
             sinks_apart(chosen, catalogue, files, directory.logs, directory.redactor, directory.name) as sinks,
             Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder,
         ):
-            left = list(prepared.stages)
-            while left:
-                left = await self._run_next(left, recorder)
-                if left:
-                    self._runner = make_runner(left[0].config, catalogue)
+            async with self._pushed_exports(recorder):
+                left = list(prepared.stages)
+                while left:
+                    left = await self._run_next(left, recorder)
+                    if left:
+                        self._runner = make_runner(left[0].config, catalogue)
         last = prepared.stages[-1].directory
         if last is not None and last.account() is not None:
             point_to_export(prepared.directory.path, last)
         return prepared.directory.read("summary") or {}
+
+    @contextlib.asynccontextmanager
+    async def _pushed_exports(self, recorder: Recorder) -> AsyncIterator[None]:
+        """Send the exports to the Hub while the body runs; after a finished run, send its final model or obey a stop."""
+        table = self._prepared.config.export
+        if not table.push_to:
+            yield
+            return
+        pusher = self._pusher = ExportPusher(table, self._prepared.directory.name, recorder.write)
+        async with attended(pusher.serve()):
+            yield
+            if recorder.ending == "finished":
+                pusher.give(self._prepared.steps, Path(self._prepared.stages[-1].launch.run_dir) / "export")
+                ends = [asyncio.ensure_future(each) for each in (pusher.idle(), self._stop_asked.wait())]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
 
     async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
         """Run the first of these stages to its end; return the remaining stages, or [] if the run stopped."""
@@ -365,6 +387,8 @@ class RunController:
         for number, event in await run_status.events(self._last_event, wait_s):
             self._last_event = number
             recorder.handle(number, event)
+            if self._pusher is not None and (found := exported(event)):
+                self._pusher.give(self._stage.first_step + found[0], found[1])
             if isinstance(event, FirstStepSeen):
                 add_facts(self._first_facts, event.facts)
             elif isinstance(event, StepFinished) and event.step == 1:

@@ -135,9 +135,7 @@ class _StandInWithSpans(_StandIn):
 def main() -> None:
     """Build the sinks, and serve each in a thread of its own until the controller closes its line."""
     send_to_parent()
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # a kernel without such groups
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
+    lower_priority()
     threads = []
     for descriptor in map(int, sys.argv[1:]):
         line = Connection(descriptor)
@@ -149,6 +147,13 @@ def main() -> None:
         thread.start()
     for thread in threads:  # after the main thread has ended, Python starts no threads of executors
         thread.join()
+
+
+def lower_priority() -> None:
+    """Let this process use only the processors that the run leaves free."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a kernel without such groups
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _built(chosen: Chosen, plugin_files: Sequence[str]) -> Sink | Failure:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose
+from relax_core.control.hub import check_account, push
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
-from relax_core.diagnostics.hub import check_account, push
 from relax_core.diagnostics.try_run import local_workers, single_role
 from relax_core.observe.files import check_new_folder
 from relax_core.observe.run_directory import find_run

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from relax_core.api.events import Logged
+from relax_core.api.events import Event, Logged
 from relax_core.config.run_config import RunContext
 from relax_core.observe.files import disk_errors
 from relax_core.roles.checkpoint import step_of
@@ -19,6 +19,14 @@ OURS = re.compile(r"step-[0-9]+|\.step-[0-9]+\..*")
 """Names of exports and of folders that a trainer has not finished."""
 WHOLE = "config.json"
 """File without which no library loads an export; deleted first, so that a half-deleted folder is not an export."""
+
+
+def exported(event: Event) -> tuple[int, Path] | None:
+    """Return the step and the folder of the regular export that an event reports; None for other events."""
+    match event:
+        case Logged(role="actor", fields={"step": int(step), "path": str(path), "seconds": _}):
+            return step, Path(path)
+    return None
 
 
 class Exports:

@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from relax_core.api import ConfigError, InfrastructureError
+from relax_core.control.hub import check_account, push
 from relax_core.diagnostics.export import export
-from relax_core.diagnostics.hub import check_account, push
 
 WRITES = {"name": "ada", "auth": {"accessToken": {"role": "write"}}}
 
@@ -156,7 +156,7 @@ def test_a_hub_that_is_not_there_keeps_the_folder_and_says_how_to_send_it(hub, m
 SEND = """
 import sys
 from pathlib import Path
-from relax_core.diagnostics.hub import check_account, push
+from relax_core.control.hub import check_account, push
 check_account("ada/maths")
 for step in (4, 8):
     print(push(Path(sys.argv[1]), "ada/maths", False, f"Step {step} of run"))

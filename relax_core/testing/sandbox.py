@@ -10,7 +10,9 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
@@ -82,6 +84,39 @@ GREEDY = {
 }
 
 
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test without a plugin of pytest; open the asynchronous contexts among its fixtures."""
+
+    @wraps(test)
+    def run(suite: Any, **fixtures: Any) -> None:
+        async def scene() -> None:
+            async with AsyncExitStack() as stack:
+                for name, value in fixtures.items():
+                    if isinstance(value, AbstractAsyncContextManager):
+                        fixtures[name] = await stack.enter_async_context(value)
+                await test(suite, **fixtures)
+
+        asyncio.run(scene())
+
+    return run
+
+
+@asynccontextmanager
+async def _listening() -> AsyncIterator[tuple[str, int]]:
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read(100)).upper())
+        await writer.drain()
+        writer.close()
+
+    with TemporaryDirectory(prefix="relax-") as folder:  # short, since the length of a socket's path is limited
+        path = f"{folder}/socket"
+        local = await asyncio.start_unix_server(shout, path)
+        tcp = await asyncio.start_server(shout, "127.0.0.1", 0)
+        yield path, tcp.sockets[0].getsockname()[1]
+        local.close()
+        tcp.close()
+
+
 class SandboxSuite(Suite):
     """The suite of a sandbox; a subclass sets `component`."""
 
@@ -103,32 +138,22 @@ class SandboxSuite(Suite):
         asyncio.run(cls.make().probe())
 
     @pytest.fixture
-    async def box(self, made: Any, probed: None) -> AsyncIterator[Box]:
-        async with DirectSandbox(made, LIMITS).open() as box:
-            yield box
+    def box(self, made: Any, probed: None) -> AbstractAsyncContextManager[Box]:
+        """Return a box, which `in_loop` opens and closes."""
+        return DirectSandbox(made, LIMITS).open()
 
     @pytest.fixture
-    async def listening(self) -> AsyncIterator[tuple[str, int]]:
-        """Serve an echo in capital letters; yield the path of its Unix socket and its port on 127.0.0.1."""
+    def listening(self) -> AbstractAsyncContextManager[tuple[str, int]]:
+        """Return an echo in capital letters: the path of its Unix socket and its port on 127.0.0.1."""
+        return _listening()
 
-        async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((await reader.read(100)).upper())
-            await writer.drain()
-            writer.close()
-
-        with TemporaryDirectory(prefix="relax-") as folder:  # short, since the length of a socket's path is limited
-            path = f"{folder}/socket"
-            local = await asyncio.start_unix_server(shout, path)
-            tcp = await asyncio.start_server(shout, "127.0.0.1", 0)
-            yield path, tcp.sockets[0].getsockname()[1]
-            local.close()
-            tcp.close()
-
+    @in_loop
     async def test_a_program_gets_its_input_and_its_output_is_returned(self, box: Box) -> None:
         result = await _python(box, "import sys; print(input()[::-1]); print('so', file=sys.stderr)", b"abc\nmore")
         assert (result.end, result.code, result.stdout, result.stderr) == (ProgramEnd.OK, 0, b"cba\n", b"so\n")
         assert 0.0 < result.seconds < LIMITS.wall_s
 
+    @in_loop
     async def test_files_stay_for_the_next_program_of_the_box_alone(self, made: Any, box: Box) -> None:
         await box.write("data/in.txt", b"one")
         result = await _python(box, "open('out.txt', 'w').write(open('data/in.txt').read() * 2)")
@@ -138,6 +163,7 @@ class SandboxSuite(Suite):
             with pytest.raises(ValueError, match="out"):
                 await other.read("out.txt")
 
+    @in_loop
     async def test_only_regular_files_of_the_box_are_reached(self, box: Box) -> None:
         made = "import os; os.symlink('/etc/passwd', 'link'); os.symlink('/etc', 'folder'); os.mkfifo('pipe')"
         assert (await _python(box, made)).end is ProgramEnd.OK
@@ -150,6 +176,7 @@ class SandboxSuite(Suite):
                 pytest.fail(f"wrote {path!r}")
 
     @pytest.mark.parametrize("what", PROGRAMS)
+    @in_loop
     async def test_the_end_of_a_program_is_reported(self, box: Box, what: str) -> None:
         program, end = PROGRAMS[what]
         result = await _python(box, program)
@@ -157,6 +184,7 @@ class SandboxSuite(Suite):
         assert len(result.stdout) + len(result.stderr) <= LIMITS.output_kb << 10
 
     @pytest.mark.parametrize("what", GREEDY)
+    @in_loop
     async def test_a_greedy_program_ends_within_its_limits_and_the_box_continues(self, box: Box, what: str) -> None:
         # Only "sleep" may reach the time limit, also on a slow machine.
         result = await _python(box, GREEDY[what], wall_s=1.0 if what == "sleep" else 600.0)
@@ -164,18 +192,22 @@ class SandboxSuite(Suite):
         assert (result.end is ProgramEnd.WALL) == (what == "sleep")
         assert (await _python(box, "print(1)")).stdout == b"1\n"
 
+    @in_loop
     async def test_a_program_that_reads_nothing_is_not_waited_for(self, box: Box) -> None:
         assert (await _python(box, "pass", bytes(1 << 22))).end is ProgramEnd.OK
 
+    @in_loop
     async def test_no_more_is_written_to_a_box_than_it_holds(self, box: Box) -> None:
         with pytest.raises(InfrastructureError, match="big"):
             await box.write("big", bytes(1 << 25))
 
+    @in_loop
     async def test_programs_run_side_by_side(self, box: Box) -> None:
         meet = "import os, time\nopen({0!r}, 'w').close()\nwhile not os.path.exists({1!r}): time.sleep(0.01)"
         results = await asyncio.gather(_python(box, meet.format("a", "b")), _python(box, meet.format("b", "a")))
         assert [result.end for result in results] == [ProgramEnd.OK] * 2
 
+    @in_loop
     async def test_a_closed_box_ends_its_programs_and_takes_no_more(self, made: Any) -> None:
         box = await made.open(LIMITS)
         running = asyncio.ensure_future(box.run([box.python, "-c", "import time; time.sleep(60)"], b"", {}, 0.0, False))
@@ -186,10 +218,12 @@ class SandboxSuite(Suite):
         with pytest.raises(InfrastructureError):
             await box.run(["/bin/true"], b"", {}, 0.0, False)
 
+    @in_loop
     async def test_a_missing_program_is_reported(self, box: Box) -> None:
         result = await box.run(["/no/such/program"])
         assert result.end is ProgramEnd.EXIT and b"/no/such/program" in result.stderr
 
+    @in_loop
     async def test_a_program_talks_over_the_socket_that_it_is_given(
         self, made: Any, listening: tuple[str, int]
     ) -> None:
@@ -209,12 +243,14 @@ class SandboxSuite(Suite):
             tried = f"import socket; socket.socket(socket.AF_UNIX).connect({result.stdout.decode().strip()!r})"
             assert (await _python(box, tried)).end is (ProgramEnd.EXIT if made.isolates else ProgramEnd.OK)
 
+    @in_loop
     async def test_a_box_without_a_socket_gives_none(self, made: Any, box: Box) -> None:
         if not made.gives_socket:
             return
         with pytest.raises(ValueError, match="the box has none"):
             await _python(box, TALK, socket=True)
 
+    @in_loop
     async def test_a_path_that_is_not_a_socket_is_refused(self, made: Any, tmp_path: Path) -> None:
         if not made.gives_socket:
             return
@@ -224,6 +260,7 @@ class SandboxSuite(Suite):
 
     # -- isolation -----------------------------------------------------------------------------------------------------
 
+    @in_loop
     async def test_a_program_sees_no_files_processes_or_variables_of_the_user(
         self, made: Any, box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -236,12 +273,14 @@ class SandboxSuite(Suite):
         seen = result.stdout.split() if made.hides_names else result.stdout.split()[:7]
         assert seen == [b"False"] * (12 if made.hides_names else 7), result
 
+    @in_loop
     async def test_a_program_reaches_no_network(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert await _error_of_loopback(box, server.getsockname()[1]) in (b"refused", b"permitted")
 
+    @in_loop
     async def test_a_program_changes_nothing_of_its_socket(self, made: Any, listening: tuple[str, int]) -> None:
         if not (made.isolates and made.gives_socket):
             return
@@ -253,6 +292,7 @@ class SandboxSuite(Suite):
             assert (await _python(box, TALK, socket=True)).stdout == b"HELLO\n"
         assert os.stat(path).st_mode == before
 
+    @in_loop
     async def test_a_program_writes_nowhere_but_in_its_box(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return
@@ -260,6 +300,7 @@ class SandboxSuite(Suite):
         tried += " try: open(at + '/x', 'w'); print(at)\n except OSError: pass\n"
         assert (await _python(box, tried.format(box.python))).stdout == b""
 
+    @in_loop
     async def test_processes_left_by_a_program_end_with_it(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return
@@ -272,6 +313,7 @@ class SandboxSuite(Suite):
         with pytest.raises(ValueError, match="late"):
             await box.read("late")
 
+    @in_loop
     async def test_a_program_makes_no_namespaces_of_its_own(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return

@@ -117,7 +117,7 @@ KINDS: dict[str, Kind] = {
         _kind("bus", "relax_buses", "bus:BusComponent", "bus"),
         _kind("weight-transport", "relax_weight_transports", "weights:WeightTransport", "weights"),
         _kind("scaling-policy", "relax_scaling_policies", "scaling:ScalingPolicy", "autoscale"),
-        _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox", template=False),
+        _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox"),
         _kind("role", "relax_roles", "role:Role"),
     )
 }

@@ -45,15 +45,13 @@ def kinds() -> str:
     from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
-    lines = ["# Kinds", "", _KINDS, "", "| kind | hook | base class | table | components | `relax new` |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["# Kinds", "", _KINDS, "", "| kind | hook | base class | table | components |"]
+    lines.append("|---|---|---|---|---|")
     for kind in KINDS.values():
         table = f"`[[{kind.table}]]`" if kind.many else f"`[{kind.table}]`" if kind.table else ""
         names = ", ".join(f"`{name}`" for name in catalogue.names(kind.name))
         base = kind.base.rpartition(":")[2]
-        lines.append(
-            f"| {kind.name} | `{kind.hook}` | `{base}` | {table} | {names} | {'yes' if kind.template else ''} |"
-        )
+        lines.append(f"| {kind.name} | `{kind.hook}` | `{base}` | {table} | {names} |")
     return "\n".join(lines) + "\n"
 
 

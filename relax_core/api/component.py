@@ -90,14 +90,12 @@ class Kind:
     """True: `table` is an array of tables, which chooses several components."""
     suite: str = ""
     """Conformance suite as `module:Class`."""
-    template: bool = True
-    """True: `relax new` can write a project with a component of this kind."""
 
 
-def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False, template: bool = True) -> Kind:
+def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False) -> Kind:
     noun = base.split(":")[1].removesuffix("Component")
     suite = f"relax_core.testing.{name.replace('-', '_')}:{noun}Suite"
-    return Kind(name, hook, f"relax_core.api.{base}", table, many, suite, template)
+    return Kind(name, hook, f"relax_core.api.{base}", table, many, suite)
 
 
 KINDS: dict[str, Kind] = {
@@ -108,7 +106,7 @@ KINDS: dict[str, Kind] = {
         _kind("environment", "relax_environments", "environment:Environment", "environment"),
         _kind("modality-processor", "relax_modality_processors", "modality:ModalityProcessor", "media", many=True),
         _kind("engine", "relax_inference_backends", "engine:Engine", "engine"),
-        _kind("trainer", "relax_training_backends", "trainer:Trainer", "trainer", template=False),
+        _kind("trainer", "relax_training_backends", "trainer:Trainer", "trainer"),
         _kind("model-family", "relax_model_families", "family:ModelFamily", "family"),
         _kind("task-source", "relax_task_sources", "source:TaskSource", "source"),
         _kind("sampler", "relax_samplers", "source:Sampler", "sampler"),

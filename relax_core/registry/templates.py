@@ -53,11 +53,10 @@ def bake(kind: str, name: str, out: Path, source: Path | None = None, spdx: str 
 def template_of(kind: str) -> Path:
     """Return the folder of the template: package data in a wheel, next to the package in the source tree.
 
-    All kinds share the project `templates/plugin`, which includes the files of `templates/plugin/templates/KIND`.
+    All kinds share the project `templates/plugin`, which includes the files of `templates/plugin/templates/KIND`. Raises
+    ConfigError for a kind that does not exist.
     """
-    if not known_kind(kind).template:
-        having = ", ".join(k.name for k in KINDS.values() if k.template)
-        raise ConfigError("KIND", repr(kind), f"this kind has no template; choose one of {having}")
+    known_kind(kind)
     package = Path(relax_core.__file__).parent
     places = [root / "templates" / "plugin" for root in (package, package.parent)]
     return next((place for place in places if place.is_dir()), places[0])

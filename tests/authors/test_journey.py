@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
 CHOICE = f"""
 algorithm = "{PROJECTS["algorithm"]}"
 engine = "{PROJECTS["engine"]}"
+trainer = "{PROJECTS["trainer"]}"
 environment = "{PROJECTS["environment"]}"
 rewards = ["{PROJECTS["reward"]}", "half-right"]
 sampler = "{PROJECTS["sampler"]}"

@@ -16,7 +16,7 @@ import pytest
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import Logged, StepFinished
 from relax_core.config.tables import ExportTable
-from relax_core.control import run
+from relax_core.control import export_push, run
 from relax_core.control.export_push import ExportPusher, send_in_child
 from relax_core.control.hub import _said
 from relax_core.control.prepare import Prepared, check_sinks
@@ -159,7 +159,7 @@ def test_a_run_without_an_account_or_a_user_is_refused_before_it_starts(
 
 
 @pytest.mark.process
-def test_the_process_of_an_upload_says_where_the_model_is_or_why_not(
+def test_the_process_of_an_upload_says_where_the_model_is(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     folder = exported_folder(tmp_path, 2)
@@ -170,9 +170,18 @@ def test_the_process_of_an_upload_says_where_the_model_is_or_why_not(
         monkeypatch.setenv(name, value)
     assert asyncio.run(send_in_child(folder, "ada/maths", "Step 2 of run")) == f"{hub.url}/ada/maths"
     assert [one["visibility"] for one in hub.created] == ["private"] and len(hub.commits) == 1
-    with pytest.raises(InfrastructureError, match="the Hugging Face Hub failed: .*404 Not Found") as refused:
-        asyncio.run(send_in_child(folder, "ada/absent", "Step 2 of run"))
-    assert "hf_secret" not in str(refused.value)
+
+
+def test_the_process_of_an_upload_says_why_the_hub_took_nothing(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
+    hub.account = None
+    monkeypatch.setattr(export_push, "lower_priority", lambda: None)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setattr(sys, "argv", ["", str(exported_folder(tmp_path, 2)), "ada/absent", "Step 2 of run"])
+    export_push.main()
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert "the Hugging Face Hub failed: " in said and "404 Not Found" in said and "hf_secret" not in said
 
 
 def test_a_process_without_an_answer_is_an_error_and_a_signature_is_not_quoted(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +46,27 @@ SPANS = (
     Span("actor/rank-0", "work", "forward", 1_700_000_001.5, 1_700_000_004.0, "", ("cpu:0",)),
 )
 Shown = Mapping[str, Mapping[int, float]]
+MEDIA: Mapping[str, bytes] = {
+    "k.image": b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAQAAAADCAIAAAA7ljmRAAAAEElEQVR42mP8z4AATAy4OAAmdgEFDPIXWgAAAABJRU5ErkJggg=="
+    ),
+    "s.audio": b"RIFF....WAVE....",
+    "v.video": b"\x1a\x45\xdf\xa3....",
+}
+"""Files of previews by key and kind: an image, and the beginnings of a sound and of a video."""
+
+
+def with_media(run_dir: Path) -> dict[str, Any]:
+    """Write the previews of MEDIA to a run directory, and return a sample that shows them."""
+    folder = run_dir / "media" / "previews"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in MEDIA.items():
+        (folder / name).write_bytes(data)
+    parts = [{"type": name.partition(".")[2], "key": name[0]} for name in MEDIA]
+    return {
+        "task_id": "t-4", "prompt": [{"role": "user", "content": parts}], "response": "x", "reward": 1.0,
+        "outcome": "finished",
+    }  # fmt: skip
 
 
 class SinkSuite(Suite):

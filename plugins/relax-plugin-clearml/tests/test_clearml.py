@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from relax_plugin_clearml.sink import ClearML, ClearMLOptions
 
-from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics
+from relax_core.testing.sink import CONFIG, MEDIA, SAMPLES, SinkSuite, metrics, with_media
 
 
 def read(session: Path, name: str) -> str:
@@ -68,6 +68,18 @@ def test_transcripts_are_tables(resumed):
     head, cells = tables[0][1]["header"]["values"], tables[0][1]["cells"]["values"]
     assert "reward" in head and len(cells) == len(head)
     assert any("2 + 2" in str(cell) for cell in cells[head.index("prompt")])
+
+
+def test_media_of_transcripts_are_files_of_the_session(tmp_path):
+    sink = ClearML()
+    sink.open(str(tmp_path), "run", CONFIG)
+    sink.samples(4, [with_media(tmp_path)])
+    sink.close()
+    shown = [event for event in events(tmp_path, "training_debug_image") if event["metric"] == "media"]
+    with zipfile.ZipFile(tmp_path / "clearml" / "session-1.zip") as archive:
+        files = {archive.read(name) for name in archive.namelist()}
+    assert {(event["variant"], event["iter"]) for event in shown} == {("image-1", 4), ("audio-2", 4), ("video-3", 4)}
+    assert set(MEDIA.values()) <= files
 
 
 def test_numbers_that_are_not_finite_are_left_out_and_nothing_is_printed(tmp_path, capsys, monkeypatch):

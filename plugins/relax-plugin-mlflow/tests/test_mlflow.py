@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from relax_plugin_mlflow.sink import Mlflow, MlflowOptions
 
-from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics
+from relax_core.testing.sink import CONFIG, MEDIA, SAMPLES, SinkSuite, metrics, with_media
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 
@@ -101,6 +101,19 @@ def test_each_delivery_of_transcripts_is_a_table(tmp_path):
         ["t-2", "user: [image] π?\n\nassistant: 3\n\nuser: more", "3.1", 0.5, "finished"],
         ["t-3", "", None, None, "reward_timeout"],
     ]
+
+
+def test_media_of_transcripts_are_artifacts(tmp_path):
+    sink = Mlflow()
+    sink.open(str(tmp_path), "run", CONFIG)
+    for _ in range(2):  # a medium of a step is logged once
+        sink.samples(4, [with_media(tmp_path)])
+    sink.close()
+    client, run = MlflowClient(os.environ[VARIABLE]), run_of(tmp_path).info.run_id
+    paths = [file.path for file in client.list_artifacts(run, "media/step-000004")]
+    assert [path.rpartition("/")[2] for path in paths] == ["audio-2.wav", "image-1.png", "video-3.webm"]
+    read = [Path(client.download_artifacts(run, path, str(tmp_path))).read_bytes() for path in paths]
+    assert read == [MEDIA["s.audio"], MEDIA["k.image"], MEDIA["v.video"]]
 
 
 def test_names_that_mlflow_refuses_are_changed(tmp_path):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 from relax_plugin_swanlab.sink import SwanLab, SwanLabOptions
 from swanlab.proto.swanlab.record.v1.record_pb2 import Record
 from swanlab.sdk.internal.core_python.store import DataStoreReader
 
-from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics
+from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics, with_media
 
 
 def starts(folder: Path) -> list[Path]:
@@ -88,6 +89,25 @@ def test_transcripts_are_texts(resumed):
         ),
         ("t-3: reward None (reward_timeout)", "(empty)"),
     ]
+
+
+def test_images_of_transcripts_are_pictures_and_other_media_are_left_out(tmp_path):
+    sample = with_media(tmp_path)
+    Image.new("RGB", (2, 2)).save(tmp_path / "media" / "previews" / "g.image", "GIF")
+    sample["prompt"][0]["content"].append({"type": "image", "key": "g"})
+    sink = SwanLab(SwanLabOptions(mode="offline"))
+    sink.open(str(tmp_path), "run", CONFIG)
+    sink.samples(4, [sample])
+    sink.close()
+    found = {media.key: media for media in records(tmp_path, "media") if media.key.startswith("media/")}
+    assert {key: media.step for key, media in found.items()} == {"media/image-1": 4, "media/image-2": 4}
+    sizes = []
+    for media in found.values():
+        (item,) = media.value.items
+        (file,) = starts(tmp_path)[0].glob(f"media/*/{item.filename}")
+        sizes.append(Image.open(file).size)
+        assert item.caption == "t-4"
+    assert sizes == [(4, 3), (2, 2)]
 
 
 def test_numbers_that_are_not_finite_are_kept_and_nothing_is_printed(tmp_path, capsys):

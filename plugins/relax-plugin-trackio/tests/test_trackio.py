@@ -8,8 +8,9 @@ from typing import Any
 
 from relax_plugin_trackio.sink import Trackio, TrackioOptions
 from trackio.sqlite_storage import SQLiteStorage
+from trackio.utils import MEDIA_DIR
 
-from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics
+from relax_core.testing.sink import CONFIG, MEDIA, SAMPLES, SinkSuite, metrics, with_media
 
 
 def write(folder: Path, *starts: tuple[int, ...], **options: Any) -> str:
@@ -69,6 +70,19 @@ def test_transcripts_are_tables(tmp_path):
         ("t-2", "user: [image] π?\n\nassistant: 3\n\nuser: more", "3.1", 0.5, "finished"),
         ("t-3", "", None, None, "reward_timeout"),
     ]
+
+
+def test_media_of_transcripts_are_files_with_captions(tmp_path):
+    sink = Trackio()
+    sink.open(str(tmp_path), "run", CONFIG)
+    sink.samples(4, [with_media(tmp_path)])
+    sink.close()
+    (row,) = logged((tmp_path / "trackio" / "run-name").read_text())
+    keys = ("media/image-1", "media/audio-2", "media/video-3")
+    assert [(row[key]["_type"], row[key]["caption"]) for key in keys] == [
+        ("trackio.image", "t-4"), ("trackio.audio", "t-4"), ("trackio.video", "t-4"),
+    ]  # fmt: skip
+    assert [(MEDIA_DIR / row[key]["file_path"]).read_bytes() for key in keys] == list(MEDIA.values())
 
 
 def test_numbers_that_are_not_finite_are_kept_and_nothing_is_printed(tmp_path, capsys):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in the files of an offline run, read with the messages of wandb."""
 
-import io
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from relax_plugin_wandb.sink import WandbOptions, WeightsAndBiases
 
 from relax_core.api import ConfigError
-from relax_core.testing.sink import CONFIG, SAMPLES, SinkSuite, metrics
+from relax_core.testing.sink import CONFIG, MEDIA, SAMPLES, SinkSuite, metrics, with_media
 
 OFFLINE = {"mode": "offline"}
 BLOCK, HEADER = 32768, 7
@@ -62,26 +60,11 @@ class TestWandb(SinkSuite):
         return found
 
 
-def copies() -> dict[str, bytes]:
-    """Return the files of the run's previews. Weights & Biases opens only images."""
-    picture = io.BytesIO()
-    Image.new("RGB", (4, 3), "red").save(picture, "PNG")
-    return {"k.image": picture.getvalue(), "s.audio": b"RIFF....WAVE....", "v.video": b"\x1a\x45\xdf\xa3...."}
-
-
-def with_media() -> dict[str, Any]:
-    parts = [{"type": name.partition(".")[2], "key": name[0]} for name in copies()]
-    return {"task_id": "t-4", "prompt": [{"role": "user", "content": parts}], "response": "x", "reward": 1.0,
-            "outcome": "finished"}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was resumed once."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / "media" / "previews").mkdir(parents=True)
-    for name, data in copies().items():
-        (folder / "media" / "previews" / name).write_bytes(data)
+    sample = with_media(folder)
     for steps in ((1, 2), (3,)):
         sink = WeightsAndBiases(WandbOptions(mode="offline", project="maths", tags=("tiny",)))
         sink.open(str(folder), "my-run", CONFIG)
@@ -89,7 +72,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sink.samples(step, SAMPLES)
             sink.metrics(step, metrics(step))
         if 3 in steps:
-            sink.samples(4, [with_media()])
+            sink.samples(4, [sample])
         sink.close()
     return folder
 
@@ -132,7 +115,7 @@ def test_media_of_transcripts_are_files_with_captions(resumed):
     (row,) = [row for row in logged(resumed) if row["step"] == 4]
     kinds = {"media/image-1": "image-file", "media/audio-2": "audio-file", "media/video-3": "video-file"}
     assert {key: row[f"{key}/_type"] for key in kinds} == kinds
-    for key, (name, data) in zip(kinds, copies().items(), strict=True):
+    for key, (name, data) in zip(kinds, MEDIA.items(), strict=True):
         files = [*resumed.glob(f"wandb/offline-run-*/files/{row[f'{key}/path']}")]
         assert files and {file.read_bytes() for file in files} == {data}, name
         assert row[f"{key}/caption"] == "t-4"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ClearML sink: metrics, transcripts and configuration in an offline session, which ClearML imports later."""
+"""The ClearML sink: metrics, transcripts with media, and configuration in an offline session, which ClearML imports later."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import shutil
@@ -13,7 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from relax_core.api import ConfigError, Options, Sink, sample_row
+from relax_core.media.previews import SampleMedia
 
 CACHE = "CLEARML_CACHE_DIR"
 """Variable that names the folder in which ClearML writes sessions, until they are closed."""
@@ -31,6 +35,8 @@ class ClearMLOptions(Options):
     """Tags of the run."""
     transcripts: bool = True
     """True: also log a table with a few transcripts of each step."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images, videos and sounds of each step's transcripts to log as well; 0 logs none."""
 
 
 class ClearML(Sink[ClearMLOptions]):
@@ -46,6 +52,7 @@ class ClearML(Sink[ClearMLOptions]):
         self._tables = 0
         """Number of tables that this start has logged."""
         self._cache_before: str | None = None
+        self._media = SampleMedia("", 0)
 
     def check(self) -> None:
         if find_spec("clearml") is None:
@@ -55,6 +62,7 @@ class ClearML(Sink[ClearMLOptions]):
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
         self._folder = Path(run_dir).absolute() / "clearml"
         self._folder.mkdir(exist_ok=True)
+        self._media = SampleMedia(run_dir, self.options.max_media)
         self._cache_before = os.environ.get(CACHE)
         os.environ[CACHE] = str(self._folder)
         from clearml import Task
@@ -82,6 +90,10 @@ class ClearML(Sink[ClearMLOptions]):
         self._tables += 1
         table = [list(rows[0]), *(list(row.values()) for row in rows)]
         self._task.get_logger().report_table("transcripts", f"table {self._tables}", step, table_plot=table)
+        for medium in self._media.take(step, samples):
+            name = f"{medium.kind}-{medium.number}"
+            data = io.BytesIO(medium.data)
+            self._task.get_logger().report_media("media", name, step, stream=data, file_extension=medium.suffix)
 
     def close(self) -> None:
         if self._task is None:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MLflow sink: metrics, transcripts and configuration on a tracking server, or in an SQLite file."""
+"""The MLflow sink: metrics, transcripts with media, and configuration on a tracking server, or in an SQLite file."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from relax_core.api import ConfigError, Options, Sink, sample_row
+from relax_core.media.previews import SampleMedia
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 PARAMS_AT_ONCE = 100
@@ -26,6 +30,8 @@ class MlflowOptions(Options):
     """Experiment of the run; the sink makes an experiment that does not exist yet."""
     transcripts: bool = True
     """True: also log a table with a few transcripts of each step."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images, videos and sounds of each step's transcripts to log as well; 0 logs none."""
 
 
 class Mlflow(Sink[MlflowOptions]):
@@ -37,6 +43,7 @@ class Mlflow(Sink[MlflowOptions]):
         self._run_id = ""
         self._tables = 0
         """Number of tables that this start has logged."""
+        self._media = SampleMedia("", 0)
 
     def check(self) -> None:
         uri = self._uri(Path("run"))
@@ -58,6 +65,7 @@ class Mlflow(Sink[MlflowOptions]):
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
+        self._media = SampleMedia(run_dir, self.options.max_media)
         folder = Path(run_dir).absolute() / "mlflow"
         folder.mkdir(exist_ok=True)
         uri, id_file = self._uri(Path(run_dir).absolute()), folder / "run-id"
@@ -89,6 +97,11 @@ class Mlflow(Sink[MlflowOptions]):
         self._tables += 1
         table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         self._client.log_dict(self._run_id, table, f"transcripts/step-{step:06d}-{self._tables}.json")
+        with tempfile.TemporaryDirectory(prefix="relax-mlflow-") as folder:
+            for medium in self._media.take(step, samples):
+                file = Path(folder) / f"{medium.kind}-{medium.number}.{medium.suffix}"
+                file.write_bytes(medium.data)
+                self._client.log_artifact(self._run_id, str(file), f"media/step-{step:06d}")
 
     def close(self) -> None:
         if self._client is not None and self._run_id:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SwanLab sink: metrics, transcripts and configuration, online or in files for `swanlab sync`."""
+"""The SwanLab sink: metrics, transcripts with images, and configuration, online or in files for `swanlab sync`."""
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from relax_core.api import ConfigError, Options, Sink, sample_turns
+from relax_core.media.previews import SampleMedia
 
 
 class SwanLabOptions(Options):
@@ -26,6 +30,8 @@ class SwanLabOptions(Options):
     """Tags of the run."""
     transcripts: bool = True
     """True: also log a few transcripts of each step as text."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images of each step's transcripts to log as well; 0 logs none."""
 
 
 class SwanLab(Sink[SwanLabOptions]):
@@ -34,6 +40,7 @@ class SwanLab(Sink[SwanLabOptions]):
     def __init__(self, options: SwanLabOptions | None = None) -> None:
         super().__init__(options)
         self._run: Any = None
+        self._media = SampleMedia("", 0)
 
     def check(self) -> None:
         if find_spec("swanlab") is None:
@@ -49,6 +56,7 @@ class SwanLab(Sink[SwanLabOptions]):
 
         console.c.quiet = True  # SwanLab prints to stdout, where the results of a command belong
         options, folder = self.options, Path(run_dir) / "swanlab"
+        self._media = SampleMedia(run_dir, options.max_media, ("image/",))
         folder.mkdir(exist_ok=True)
         look_around = dict.fromkeys(("hardware", "runtime", "requirements", "git", "monitor"), False)
         settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, probe=look_around)
@@ -73,7 +81,22 @@ class SwanLab(Sink[SwanLabOptions]):
             )
             for sample in samples
         ]
-        self._run.log({"transcripts": texts}, step=step)
+        self._run.log({"transcripts": texts, **self._logged_media(step, samples)}, step=step)
+
+    def _logged_media(self, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the images of samples by key. SwanLab takes an animated image only as a video."""
+        import swanlab
+
+        logged: dict[str, Any] = {}
+        for medium in self._media.take(step, samples):
+            data, key = io.BytesIO(medium.data), f"media/image-{medium.number}"
+            if medium.form == "image/gif":
+                logged[key] = swanlab.Video(data, caption=medium.task)
+            else:
+                from PIL import Image
+
+                logged[key] = swanlab.Image(Image.open(data), caption=medium.task)
+        return logged
 
     def close(self) -> None:
         if self._run is not None:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trackio sink: metrics, transcripts and configuration in Trackio's local folder, on a server or in a Space."""
+"""The Trackio sink: metrics, transcripts with media, and configuration in Trackio's local folder, on a server or in a Space."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from relax_core.api import ConfigError, Options, Sink, sample_row
+from relax_core.media.previews import SampleMedia
 
 
 class TrackioOptions(Options):
@@ -25,6 +29,8 @@ class TrackioOptions(Options):
     """Address of your own Trackio server; the variable TRACKIO_WRITE_TOKEN holds its token."""
     transcripts: bool = True
     """True: also log a table with a few transcripts of each step."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images, videos and sounds of each step's transcripts to log as well; 0 logs none."""
 
 
 class Trackio(Sink[TrackioOptions]):
@@ -33,6 +39,7 @@ class Trackio(Sink[TrackioOptions]):
     def __init__(self, options: TrackioOptions | None = None) -> None:
         super().__init__(options)
         self._run: Any = None
+        self._media = SampleMedia("", 0)
 
     def check(self) -> None:
         options = self.options
@@ -55,6 +62,7 @@ class Trackio(Sink[TrackioOptions]):
 
         _print_nothing()
         options = self.options
+        self._media = SampleMedia(run_dir, options.max_media)
         self._run = trackio.init(
             project=options.project, name=_run_name(Path(run_dir), name), group=options.group or None,
             space_id=options.space or None, server_url=options.server or None, config=dict(config), resume="allow",
@@ -70,7 +78,14 @@ class Trackio(Sink[TrackioOptions]):
         import trackio
 
         table = trackio.Table(data=[sample_row(sample) for sample in samples])
-        self._run.log({"transcripts": table}, step=step)
+        kinds = {"image": trackio.Image, "video": trackio.Video, "audio": trackio.Audio}
+        logged: dict[str, Any] = {"transcripts": table}
+        with tempfile.TemporaryDirectory(prefix="relax-trackio-") as folder:  # `log` copies the files
+            for medium in self._media.take(step, samples):
+                file = Path(folder) / f"{medium.number}.{medium.suffix}"
+                file.write_bytes(medium.data)
+                logged[f"media/{medium.kind}-{medium.number}"] = kinds[medium.kind](str(file), caption=medium.task)
+            self._run.log(logged, step=step)
 
     def close(self) -> None:
         if self._run is not None:

@@ -76,6 +76,7 @@ def mutant_of(kind: str, folder: Path, old: str, new: str) -> Any:
     return Catalogue.load([str(file)]).target(kind, kind)
 
 
+@pytest.mark.faults  # of half a minute of one processor
 @pytest.mark.parametrize("test", TRAINER)
 def test_the_suite_of_trainers_fails_mutants_of_the_template_and_not_the_template(tmp_path: Path, test: str) -> None:
     suite = type("Mutant", (TrainerSuite,), {"component": mutant_of("trainer", tmp_path, *TRAINER[test])})()

@@ -160,6 +160,7 @@ def test_the_readme_counts_the_games_and_names_what_is_barred() -> None:
     )
 
 
+@pytest.mark.faults  # a search through all games
 @pytest.mark.parametrize("name", sorted(name for name, game in GAMES.items() if game.seats[0] > 1 and game.moves))
 def test_random_moves_are_never_refused(name: str) -> None:
     """Eight of them in each variant: games against nobody but them. Templates must fit the largest board, and the smallest."""

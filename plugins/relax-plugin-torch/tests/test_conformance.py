@@ -31,6 +31,7 @@ class TestTorchInFloat16(Further):
     dtype, tolerance, rounding = "float16", 0.01, 0.02
 
 
+@pytest.mark.faults
 class TestTorchTensorParallel(Further):
     """Two ranks, one tensor-parallel group: the plan gives both the same rows."""
 
@@ -57,6 +58,7 @@ class TestAdapters(OfParts):
     pass
 
 
+@pytest.mark.faults
 class TestAdaptersAndFrozenPartsSharded(OfParts):
     part = {"lora": {"rank": 4, "alpha": 8.0, "dora": True}, "freeze": ["layers.0.mlp"]}
     options = {"sharding": "fsdp"}

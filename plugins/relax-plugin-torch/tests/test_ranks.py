@@ -124,6 +124,7 @@ async def working(folder, tmp_path):
         await workers.close()
 
 
+@pytest.mark.faults
 async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path):
     """It is stopped first, so that the other one surely waits for it."""
     async with working(folder, tmp_path) as (group, ranks):
@@ -138,6 +139,7 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path):
                 await group.finish_update(count(make_rows()))
 
 
+@pytest.mark.faults
 async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_all(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_core.roles.rank_group.PING_EVERY_S", 0.2)
     async with working(folder, tmp_path) as (group, ranks):

@@ -78,10 +78,12 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class RolloutMeasured:
-    """Mean metrics of the groups that finished since the last report; they count for step `step`."""
+    """Metrics of the groups that finished since the last report; they count for step `step`."""
 
     step: int
     metrics: Mapping[str, float]
+    completions: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Values of single samples, by name: the step's metrics of completions do not depend on how reports divide it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,9 +145,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("length/mean", "Mean number of trained tokens of a row"),
     Metric("length/max", "Largest number of trained tokens of a row", "max"),
     Metric("length/truncated", "Share of samples that a token or turn limit cut"),
-    Metric("length/completion_p50", "Median number of tokens that a sample's turns sampled, mean over the step's reports"),
-    Metric("length/completion_p90", "90th percentile of the number of tokens that a sample's turns sampled, mean over the "
-           "step's reports"),
+    Metric("length/completion_p50", "Median number of tokens that a sample's turns sampled"),
+    Metric("length/completion_p90", "90th percentile of the number of tokens that a sample's turns sampled"),
     Metric("length/completion_max", "Largest number of tokens that a sample's turns sampled", "max"),
     Metric("length/completion_finished", "Mean number of sampled tokens of the samples that no limit cut"),
     Metric("length/repeated", "Share of a turn's sequences of 8 tokens that had occurred before in the turn, mean over "

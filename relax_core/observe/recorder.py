@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -22,6 +23,7 @@ from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import Event, Sink, Span
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.api.scaling import Signals
+from relax_core.observe.completions import completion_metrics
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
@@ -98,7 +100,7 @@ class Recorder:
         self._generated: dict[int, float] = {}
         """Sampled tokens of steps whose time is not yet accounted for, by step."""
         self._published: dict[str, float] = {}
-        self._measured: dict[int, MeasuredMetric] = {}
+        self._measured: dict[int, list[events.RolloutMeasured]] = {}
         self._last_number = -1
         self._stage, self._first_step = "", 0
         """Name of the stage in a run with stages, and the number of steps of the earlier stages."""
@@ -228,7 +230,8 @@ class Recorder:
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
         # Count also the tokens that were sampled for a step that is not trained yet.
-        waiting = sum(measured.values().get("tokens/generated", 0.0) for measured in self._measured.values())
+        reports = chain.from_iterable(self._measured.values())
+        waiting = sum(report.metrics.get("tokens/generated", 0.0) for report in reports)
         totals = self._totals.summary()
         totals["tokens_generated"] += int(waiting)
         tokens = self._totals.tokens_generated + waiting - self._tokens_before
@@ -288,7 +291,7 @@ class Recorder:
                 shown = self.run_dir.redactor.value(list(samples[:SHOWN_SAMPLES])) if self._sinks else []
                 self._to_sinks(lambda sink: sink.samples(step, shown))
             case events.RolloutMeasured():
-                self._measured.setdefault(event.step, MeasuredMetric()).add(event.metrics)
+                self._measured.setdefault(event.step, []).append(event)
             case events.StepFinished():
                 return self._step(event)
             case events.StepMeasured():
@@ -361,10 +364,13 @@ class Recorder:
         self._write_status()
 
     def _step(self, event: events.StepFinished) -> Event:
-        measured = MeasuredMetric()
+        measured, completions = MeasuredMetric(), dict[str, list[float]]()
         for step in sorted(step for step in self._measured if step <= event.step):
-            measured.add(self._measured.pop(step).values())
-        metrics = measured.values() | dict(event.metrics)
+            for report in self._measured.pop(step):
+                measured.add(report.metrics)
+                for name, values in report.completions.items():
+                    completions.setdefault(name, []).extend(values)
+        metrics = measured.values() | completion_metrics(completions) | dict(event.metrics)
         metrics |= self._meter.step()
         metrics |= {"weights/publishes": 0.0} | {key: float(count) for key, count in self._counts.items()}
         at = event.at or self._now()

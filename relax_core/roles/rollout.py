@@ -26,6 +26,7 @@ from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
 from relax_core.engines.scaler import Scaler, scaled_pools
 from relax_core.observe.first_step import MOST_TASKS
 from relax_core.observe.signals import STALENESS_WAIT
+from relax_core.sampling.completions import completion_values
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
@@ -261,7 +262,8 @@ class Rollout(Role):
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first step that may train these groups
         await context.run_status.emit(SamplesScored(step, records(judged)))
-        await context.run_status.emit(RolloutMeasured(step, measures(judged)))
+        values = completion_values([trajectory for one in judged for trajectory in one.trajectories])
+        await context.run_status.emit(RolloutMeasured(step, measures(judged), values))
 
     async def _attend(self) -> None:
         """Audit regularly, since the bus may end groups in progress. Raise if the engine pool has failed."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of sampled tokens that show degenerate policies: lengths of completions, and repetition. No IO."""
+"""Values of samples that show degenerate policies: lengths of completions, and repetition. No IO."""
 
 from __future__ import annotations
 
@@ -15,21 +15,16 @@ _FACTORS = np.random.default_rng(NGRAM).integers(1, 2**63, NGRAM, dtype=np.uint6
 """Odd factors, one for each place in a sequence, whose sum of products identifies the sequence."""
 
 
-def completion_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the documented metrics of completions; none without samples. A completion is all that a sample sampled."""
-    if not trajectories:
-        return {}
-    lengths = np.array([trajectory.num_sampled for trajectory in trajectories])
-    ended = np.array([trajectory.outcome is Outcome.FINISHED for trajectory in trajectories])
-    median, high = np.quantile(lengths, (0.5, 0.9))
+def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return the values of each sample that `completion_metrics` summarizes. A completion is all that a sample sampled."""
+    lengths = [float(trajectory.num_sampled) for trajectory in trajectories]
     counts = [_repeated(trajectory) for trajectory in trajectories]
-    shares = [repeated / total for repeated, total in counts if total]
+    ended = [trajectory.outcome is Outcome.FINISHED for trajectory in trajectories]
     return {
-        "length/completion_p50": float(median),
-        "length/completion_p90": float(high),
-        "length/completion_max": float(lengths.max()),
-        **({"length/completion_finished": float(lengths[ended].mean())} if ended.any() else {}),
-        **({"length/repeated": float(np.mean(shares)), "length/repeated_max": max(shares)} if shares else {}),
+        "length": lengths,
+        "finished": [length for length, whole in zip(lengths, ended, strict=True) if whole],
+        "truncated": [float(trajectory.outcome is Outcome.TRUNCATED) for trajectory in trajectories],
+        "repeated": [repeated / total for repeated, total in counts if total],
     }
 
 

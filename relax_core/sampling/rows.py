@@ -37,7 +37,6 @@ from relax_core.engines.requests import routed_columns
 from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
-from relax_core.sampling.completions import completion_metrics
 from relax_core.sampling.groups import InflightGroup
 
 TURN_COLUMNS = (TURNS, STATES, CONTEXTS, STEP_REWARDS)
@@ -220,7 +219,6 @@ def records(groups: Sequence[InflightGroup]) -> tuple[dict[str, Any], ...]:
 def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
     """Return the metrics of scored groups that only the rollout can compute."""
     trajectories = [trajectory for one in groups for trajectory in one.trajectories]
-    truncated = sum(trajectory.outcome == "truncated" for trajectory in trajectories)
     filtered = Counter[str]()
     for one in groups:
         if one.rejected_by:
@@ -236,8 +234,6 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
         **discarded,
         "samples/scored": float(len(trajectories)),
         "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
-        "length/truncated": truncated / max(1, len(trajectories)),
-        **completion_metrics(trajectories),
         "time/rollout_s": sum(one.seconds for one in groups) / max(1, len(groups)),
         **{
             f"time/sample/{part}_{name}": value

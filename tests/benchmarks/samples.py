@@ -28,6 +28,7 @@ from relax_core.runners.context import RoleContext, collected_seldom
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
+from relax_core.sampling.completions import completion_values
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import measures, records, row_batch
 from relax_core.weights.registry import WeightRegistry
@@ -84,6 +85,7 @@ async def deliver(worker: RolloutWorker, folder: RunDirectory, first: int, count
     parts.end("rows")
     found = records(judged)
     measures(judged)
+    completion_values([trajectory for one in judged for trajectory in one.trajectories])
     parts.end("records")
     folder.append_samples(first, found)
     parts.end("write")

@@ -114,12 +114,16 @@ def test_rollout_reports_join_their_steps_record(run_dir, clock):
     run.write(RunStarted("r", "", {}))
     for mean, longest, tokens, scored in ((10.0, 30.0, 5.0, 1.0), (20.0, 25.0, 7.0, 3.0)):
         measured = {"length/mean": mean, "length/max": longest, "tokens/generated": tokens, "samples/scored": scored}
-        run.write(RolloutMeasured(1, measured))
+        lengths = [longest - 20, longest]  # the step's percentiles are those of its samples, not of its reports
+        run.write(
+            RolloutMeasured(1, measured, {"length": lengths, "truncated": [0, 1], "finished": [], "repeated": []})
+        )
     run.write(RolloutMeasured(2, {"length/mean": 99.0}))
     run.write(StepFinished(1, {"reward/mean": 0.5}))
     run.close()
     (line,) = run_dir.metrics()
     assert (line["length/mean"], line["length/max"], line["tokens/generated"]) == (17.5, 30.0, 12.0)
+    assert (line["length/completion_p50"], line["length/completion_max"], line["length/truncated"]) == (17.5, 30.0, 0.5)
     values = {key: value for key, value in line.items() if "/" in key and key != "schema"}
     assert sink.calls[1] == ("metrics", 1, values)
 

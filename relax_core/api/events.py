@@ -82,7 +82,7 @@ class RolloutMeasured:
 
     step: int
     metrics: Mapping[str, float]
-    completions: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    completions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Values of single samples, by name: the step's metrics of completions do not depend on how reports divide it."""
 
 

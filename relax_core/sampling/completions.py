@@ -15,16 +15,15 @@ _FACTORS = np.random.default_rng(NGRAM).integers(1, 2**63, NGRAM, dtype=np.uint6
 """Odd factors, one for each place in a sequence, whose sum of products identifies the sequence."""
 
 
-def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, ...]]:
     """Return the values of each sample that `completion_metrics` summarizes. A completion is all that a sample sampled."""
-    lengths = [float(trajectory.num_sampled) for trajectory in trajectories]
+    ended = (trajectory.num_sampled for trajectory in trajectories if trajectory.outcome is Outcome.FINISHED)
     counts = [_repeated(trajectory) for trajectory in trajectories]
-    ended = [trajectory.outcome is Outcome.FINISHED for trajectory in trajectories]
     return {
-        "length": lengths,
-        "finished": [length for length, whole in zip(lengths, ended, strict=True) if whole],
-        "truncated": [float(trajectory.outcome is Outcome.TRUNCATED) for trajectory in trajectories],
-        "repeated": [repeated / total for repeated, total in counts if total],
+        "length": tuple(trajectory.num_sampled for trajectory in trajectories),
+        "finished": tuple(ended),
+        "truncated": tuple(float(trajectory.outcome is Outcome.TRUNCATED) for trajectory in trajectories),
+        "repeated": tuple(repeated / total for repeated, total in counts if total),
     }
 
 

@@ -9,11 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 
 from relax_core.api import ConfigError, OptimizerSpec
 from relax_core.testing.trainer import forward, make_rows
-from tests.trainers import make_trainer, running, train
+from tests.trainers import assert_updated_alike, make_trainer, running, train
 
-TOLERANCE = 1e-6
-
-
+TOLERANCE = 1e-5
+"""Largest relative difference of sums of thousands of float32 numbers in another order; processors differ up to 2e-6."""
 GROUP = {"tensor_parallel": 2}
 
 
@@ -37,9 +36,7 @@ def test_a_tensor_parallel_group_trains_as_one_rank_does(divisible, tmp_path, ra
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=TOLERANCE)
         assert other.metrics.keys() == one.metrics.keys()
         assert other.metrics["train/loss"] == pytest.approx(one.metrics["train/loss"], rel=1e-5, abs=TOLERANCE)
-    assert others.keys() == weights.keys()
-    for name, value in weights.items():
-        np.testing.assert_allclose(others[name], value, rtol=0, atol=2e-5, err_msg=name)
+    assert_updated_alike(others, weights)
     np.testing.assert_allclose(others_scores, scores, atol=1e-4)
 
 

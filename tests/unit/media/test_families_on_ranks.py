@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from relax_contrib.recipes import families as tiny
 from relax_core.api import ConfigError, OptimizerSpec, RowBatch
 from relax_core.testing.trainer import forward
-from tests.trainers import running, train
+from tests.trainers import assert_updated_alike, running, train
 from tests.unit.media.test_families import Model, built, graded, rows
 
 
@@ -40,9 +40,7 @@ def trained(model: Model, ranks: int, out: Path) -> tuple[float, dict[str, np.nd
 def test_two_ranks_that_share_weights_out_train_on_media_as_one_does(model, tmp_path):
     (norm, weights, scores), (other, theirs, again) = (trained(model, n, tmp_path / str(n)) for n in (1, 2))
     assert other == pytest.approx(norm, rel=1e-5)
-    assert weights.keys() == theirs.keys()
-    for name, value in weights.items():
-        np.testing.assert_allclose(theirs[name], value, rtol=0, atol=2e-5, err_msg=name)
+    assert_updated_alike(theirs, weights)
     np.testing.assert_allclose(again, scores, atol=1e-4)
 
 

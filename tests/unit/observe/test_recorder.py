@@ -114,9 +114,9 @@ def test_rollout_reports_join_their_steps_record(run_dir, clock):
     run.write(RunStarted("r", "", {}))
     for mean, longest, tokens, scored in ((10.0, 30.0, 5.0, 1.0), (20.0, 25.0, 7.0, 3.0)):
         measured = {"length/mean": mean, "length/max": longest, "tokens/generated": tokens, "samples/scored": scored}
-        lengths = [longest - 20, longest]  # the step's percentiles are those of its samples, not of its reports
+        lengths = (longest - 20, longest)  # the step's percentiles are those of its samples, not of its reports
         run.write(
-            RolloutMeasured(1, measured, {"length": lengths, "truncated": [0, 1], "finished": [], "repeated": []})
+            RolloutMeasured(1, measured, {"length": lengths, "truncated": (0, 1), "finished": (), "repeated": ()})
         )
     run.write(RolloutMeasured(2, {"length/mean": 99.0}))
     run.write(StepFinished(1, {"reward/mean": 0.5}))

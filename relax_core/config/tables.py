@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's tables: first those that define the experiment, then those that may change when a run resumes.
+"""The tables of the configuration. Those that define the experiment come before those that may change at a resume.
 
 Each key means the same for every engine and trainer. The string under a field is the field's documentation:
 the reference, the schema, `relax config explain` and `relax init` use it.

@@ -126,7 +126,7 @@ class _StandIn(Sink[Options]):
 
 
 class _StandInWithSpans(_StandIn):
-    """A stand-in for a sink that takes spans; the recorder makes none for the others."""
+    """A stand-in for a sink that has `spans`. The recorder computes spans only for such sinks."""
 
     def spans(self, step: int, spans: Sequence[Span]) -> None:
         self._call("spans", step, spans)

@@ -39,7 +39,9 @@ def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dic
         fix = "give num_replicas; for one engine, use POST /engines/join or POST /engines/ENGINE/drain"
         raise Refused(400, "engine_urls", "addresses, but this route changes the number of the run's own engines", fix)
     if fields.get("force"):
-        raise Refused(400, "force", "true", "leave it out: an engine that leaves gives its requests to other engines")
+        raise Refused(
+            400, "force", "true", "leave it out: the requests of an engine that leaves always go to other engines"
+        )
     if "num_replicas" not in fields:
         raise Refused(400, "num_replicas", "nothing", "give the number of engines that the pool is to have")
     asked = {"pool": _pool(fields.get("model_name", DEFAULT)), "target": fields["num_replicas"]}

@@ -40,7 +40,7 @@ class ScaledPool(NamedTuple):
 
 
 def role_of(config: RunConfig, pool: str) -> str:
-    """Return the role that holds a pool: the teacher role holds the pools of teachers, the rollout all others."""
+    """Return the role that holds a pool of engines: `teacher` if a teacher uses the pool, else `rollout`."""
     return "teacher" if any(teacher.engine == pool for teacher in config.teachers) else "rollout"
 
 
@@ -96,7 +96,7 @@ class Scaler:
         """Addresses of the machines that are about to end and have not been vacated, by pool."""
 
     async def run(self) -> None:
-        """Finish what the former process of the role began; then take requests for ever. Return if there are no pools."""
+        """Finish the operations of a replaced process of this role, then serve requests; return if there are no pools."""
         if not self._pools:
             return
         kept = await asyncio.to_thread(read_document, self._file) or {}
@@ -134,7 +134,7 @@ class Scaler:
         return scaling
 
     async def _requests(self) -> list[ScaleRequest]:
-        """Return the requests that have arrived; warn of those that no pool of this role can understand."""
+        """Return the requests that have arrived. A request that is not valid is left out with a warning."""
         found = []
         for text in self._context.take_scale_requests():
             try:

@@ -218,9 +218,9 @@ class PoolScaling:
         return self._begin(replace(made, refill=refill), leaving)[1]
 
     def refill(self, now: float) -> list[Action]:
-        """Let engines join in place of those that `vacate` removed, once; return the actions to perform.
+        """Let new engines replace those that `vacate` removed; return the actions to perform, none while an operation is open.
 
-        Wait for the end of an open operation. If no engine can join, the pool stays smaller.
+        It is tried once: if no engine can join, the pool stays smaller.
         """
         missing = self.target - (len(self.engines) - len(self.external))
         if missing <= 0 or self.open is not None or self.refusal is not None:
@@ -288,7 +288,7 @@ class PoolScaling:
         return made
 
     def _begin(self, made: ScalingOperation, leaving: Sequence[str] = ()) -> tuple[ScalingOperation, list[Action]]:
-        """Choose the engines of an operation, unless those that are `leaving` are given."""
+        """Start an operation. `leaving`: the engines that leave; empty: chosen here, as the target asks."""
         actions: list[Action] = []
         steps: dict[str, Step] = {}
         if not leaving:

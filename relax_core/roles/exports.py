@@ -30,9 +30,9 @@ def exported(event: Event) -> tuple[int, Path] | None:
 
 
 class Exports:
-    """The writer of `exports/step-N`. It keeps only the newest few.
+    """The writer of `exports/step-N`, which keeps the newest `export.keep` exports.
 
-    An export: `due -> written beside its place -> renamed -> deleted`, the last once `export.keep` newer ones exist.
+    States of an export: due, written under another name, renamed to `step-N`, deleted.
 
     Invariants:
     - A folder `step-N` with `config.json` is complete: the trainer writes to another name and renames the folder.

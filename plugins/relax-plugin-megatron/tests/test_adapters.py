@@ -71,11 +71,6 @@ def assert_learned_alike(found: Learned, expected: Learned) -> None:
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("dense"), key_value_heads=2)
-
-
-@pytest.fixture(scope="module")
 def expected(dense, tmp_path_factory):
     with running(dense, optimizer=FAST, model=LORA) as trainer:
         return learned(trainer, tmp_path_factory.mktemp("torch"))

@@ -40,16 +40,6 @@ LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 EXPERTS = {"freeze": ["mlp.experts"]}
 
 
-@pytest.fixture(scope="session")
-def dense(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("dense"), key_value_heads=2)
-
-
-@pytest.fixture(scope="session")
-def mixture(tmp_path_factory):
-    return tiny_moe(str(tmp_path_factory.mktemp("mixture")), 0, pad_token_id=None)
-
-
 def architecture(folder) -> Architecture:
     return Architecture.of(read_json(Path(folder), "config.json"), str(folder))
 

@@ -39,16 +39,6 @@ from tests.trainers import ALGORITHM, running, train
 
 
 @pytest.fixture(scope="session")
-def dense(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("dense"), key_value_heads=2)
-
-
-@pytest.fixture(scope="session")
-def mixture(tmp_path_factory):
-    return tiny_moe(str(tmp_path_factory.mktemp("mixture")), 0, pad_token_id=None)
-
-
-@pytest.fixture(scope="session")
 def expected(dense, tmp_path_factory):
     with running(dense, optimizer=OPTIMIZER) as trainer:
         return curve(trainer, tmp_path_factory.mktemp("torch"))

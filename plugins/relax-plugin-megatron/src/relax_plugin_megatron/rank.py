@@ -289,9 +289,10 @@ class Rank:
         return self._optimizer
 
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> list[learn.PackedBatch | None]:
-        """Return this rank's micro-batches; None for one of other ranks that exchange tokens of experts with this rank.
+        """Return this rank's micro-batches. None stands for a micro-batch without rows for this rank.
 
-        Chunks of layers take turns after each round of as many micro-batches as there are stages; None fills the last.
+        With expert parallel, a rank takes part in the micro-batches of the other ranks. With a virtual pipeline, the
+        number of micro-batches is a multiple of the number of stages.
         """
         check_rows(chunk.rows, self._shape.vocabulary, self._shape.context)
         together = self._grid.expert > 1

@@ -114,7 +114,7 @@ class Mlflow(Sink[MlflowOptions]):
 
 
 def _experiment(client: Any, name: str, uri: str) -> str:
-    """Return the id of the experiment, and make a missing one. Files of an SQLite database lie beside the database."""
+    """Return the id of the experiment; create it if it is missing. With SQLite, its files lie beside the database."""
     from mlflow.exceptions import MlflowException
 
     existing = client.get_experiment_by_name(name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -32,20 +33,31 @@ def gone(pid: int) -> bool:
 
 def kept_worker(name: str) -> int:
     """Return the newest process of this process's worker `name`, which runs authors' code, below its keeper."""
-    shown = name[:15]
-    named = [child for child in psutil.Process().children(recursive=True) if _name(child) == shown]
-    first = [child for child in named if (parent := child.parent()) is not None and _name(parent) != shown]
-    return max(first, key=lambda child: child.create_time()).children(recursive=True)[-1].pid
+    keepers: list[psutil.Process] = []
+    for child in named(name):
+        with suppress(psutil.NoSuchProcess):
+            if (parent := child.parent()) is not None and parent.name() != child.name():
+                keepers.append(child)
+    return max(keepers, key=lambda keeper: keeper.create_time()).children(recursive=True)[-1].pid
 
 
-def _name(process: psutil.Process) -> str:
-    """Return the name of a process; empty if it was reaped meanwhile, as a fork server does with ended children."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
+def named(*names: str) -> list[psutil.Process]:
+    """Return the processes below this one that have one of these names, of which the system shows 15 characters.
+
+    Processes that end while this looks at them are left out.
+    """
+    shown, found = [name[:15] for name in names], []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() in shown and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def _states(pid: int) -> list[str]:
     """Read the state of each thread, which follows the name in brackets."""
-    return [path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            states.append(path.read_text().rpartition(") ")[2][0])
+    return states

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -139,8 +140,9 @@ def _is_preempted(run: Running, relax_here: Relax) -> None:
     A terminal sends Ctrl-C to all of them, too. The run's own process gets what it gets when its terminal is closed.
     """
     for process in psutil.Process(run.process.pid).children(recursive=True):
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            process.send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                process.send_signal(number)
     run.process.send_signal(signal.SIGHUP)
     code, document, err = ended(run)
     assert code == 130, err

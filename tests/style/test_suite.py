@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.processes import gone
+
 ROOT = Path(__file__).parents[2]
 LEAVES_ONE = """
 import subprocess
@@ -43,4 +45,4 @@ def test_a_process_that_outlives_the_tests_fails_the_suite(tmp_path: Path) -> No
     assert f"left running by the tests: {pid} sleep 300" in said
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # a zombie is waited for in vain
         psutil.Process(int(pid)).wait(5)
-    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    assert gone(int(pid))

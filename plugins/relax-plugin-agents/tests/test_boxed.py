@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pydantic import ValidationError
 from relax_plugin_agents.boxed import read_copies, run_judge
@@ -24,6 +23,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from relax_core.sandboxes.pool import SandboxPool
+from tests.processes import named
 from tests.unit.sampling.toy_policy import END, Completion, completion, play
 
 HERE = Path(__file__).parent
@@ -213,7 +213,7 @@ async def test_a_sleeping_agent_ends_with_its_box(machine: Machine) -> None:
     async with machine.boxed(timeout_s=2.0) as environment:
         assert (await environment.play("a", "yes", does="sleeps")).outcome is Outcome.ENVIRONMENT_TIMEOUT
         async with asyncio.timeout(30):
-            while [process for process in psutil.Process().children(recursive=True) if process.name() == "bwrap"]:
+            while named("bwrap"):
                 await asyncio.sleep(0.05)
 
 

@@ -19,6 +19,7 @@ from relax_plugin_mcp.environment import Mcp
 from relax_plugin_mcp.options import McpOptions, ServerOptions
 
 from relax_core.api import ConfigError
+from tests.processes import gone
 
 SERVERS = str(Path(__file__).with_name("servers.py"))
 
@@ -37,10 +38,10 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-async def gone(pids: set[int], timeout_s: float = 20.0) -> bool:
+async def all_gone(pids: set[int], timeout_s: float = 20.0) -> bool:
     """Wait until none of these processes lives."""
     until = time.monotonic() + timeout_s
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while not all(map(gone, pids)):
         if time.monotonic() > until:
             return False
         await asyncio.sleep(0.02)
@@ -70,7 +71,7 @@ async def test_a_server_that_cannot_be_had_is_refused_with_its_reason(server: Se
     with pytest.raises(ConfigError, match="environment.servers: got server bad: ") as refused:
         await Mcp.find_tools(McpOptions(servers=[server]))
     assert said in str(refused.value)
-    assert await gone(children() - before)
+    assert await all_gone(children() - before)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ async def test_a_server_that_fails_in_a_call_is_not_an_answer_and_the_next_sampl
         await shared.release(one)
     assert connection.unfit == (kind != "broken")
     await after.close()
-    assert await gone(children() - before)
+    assert await all_gone(children() - before)
 
 
 async def test_a_call_that_is_late_costs_its_own_sample_alone() -> None:
@@ -158,16 +159,16 @@ async def test_a_sample_that_is_cancelled_in_a_call_leaves_nothing() -> None:
         await calling
     assert not connection.broken, "it is the sample that ended"
     await connection.close()
-    assert await gone(children() - before)
+    assert await all_gone(children() - before)
 
 
 async def test_processes_of_a_server_end_with_its_sample() -> None:
     connection = await opened(options("forking"))
     result = await connection.call("act", {})
     pid = int(result.content[0].text)
-    assert psutil.pid_exists(pid)
+    assert not gone(pid)
     await connection.close()
-    assert await gone({pid})
+    assert await all_gone({pid})
 
 
 async def test_servers_end_with_a_worker_that_is_killed() -> None:
@@ -180,7 +181,7 @@ async def test_servers_end_with_a_worker_that_is_killed() -> None:
     finally:
         os.kill(worker.pid, signal.SIGKILL)
         await worker.wait()
-    assert await gone(started)
+    assert await all_gone(started)
 
 
 async def _work() -> None:

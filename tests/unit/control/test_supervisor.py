@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -87,7 +88,8 @@ def supervise(tmp_path: Path) -> Iterator[Supervise]:
         left = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.kill()
         for child in left:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         process.wait()
         output.close()
 

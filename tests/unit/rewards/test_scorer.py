@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
-import psutil
 import pytest
 
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
@@ -25,7 +24,7 @@ from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings,
 from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
-from tests.processes import gone, kept_worker
+from tests.processes import gone, kept_worker, named
 
 REWARDS = '''
 import asyncio, os, re, subprocess, time
@@ -299,15 +298,8 @@ async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
         (answer,) = await scored(scorer, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
         async with asyncio.timeout(60):
-            while any(map(running_sleep, psutil.Process().children(recursive=True))):  # noqa: ASYNC110
+            while named("sleep"):
                 await asyncio.sleep(0.01)
-
-
-def running_sleep(process: psutil.Process) -> bool:
-    try:
-        return process.name() == "sleep" and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:

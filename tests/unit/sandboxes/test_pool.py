@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +22,7 @@ from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sandboxes.pool import SandboxPool
+from tests.processes import named
 from tests.unit.sampling.toy_policy import Script, play
 
 PLUGIN = '''
@@ -133,18 +134,9 @@ async def scoring(
         await sandboxes.close()
 
 
-def descendants() -> list[str]:
-    """List the names of all processes below this one."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found.append(process.name())
-    return found
-
-
-def holders() -> list[str]:
+def holders() -> list[psutil.Process]:
     """Find the boxes that are open."""
-    return [name for name in descendants() if name == "bwrap"]
+    return named("bwrap")
 
 
 async def gone(what: Callable[[], object]) -> None:
@@ -175,7 +167,7 @@ async def test_a_program_without_a_waiting_caller_ends_with_its_box(workers: Loc
     async with scoring(workers, "does-not-wait-for-it") as (score, _):
         (scored,) = await score("x")
         assert scored.value == 1.0, scored.error
-        await gone(lambda: [process for process in descendants() if process in ("bwrap", "sleep", "nsenter")])
+        await gone(lambda: named("bwrap", "sleep", "nsenter"))
 
 
 async def test_boxes_end_with_the_process_of_the_author_that_opened_them(workers: LocalWorkers) -> None:

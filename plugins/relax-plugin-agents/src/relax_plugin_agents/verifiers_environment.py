@@ -178,7 +178,8 @@ class HostProcess:
             async with asyncio.timeout(2 * verifiers_host.STOPPED_S):
                 await self._program.wait()
         except TimeoutError:
-            self._program.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._program.kill()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -28,6 +28,7 @@ import os, resource, time
 import numpy as np
 from relax_core.api import ModalityProcessor, Options, ProcessedMedia
 from relax_core.media.source import content_key
+from tests.passing import an_hour_passes
 
 
 class WordsOptions(Options):
@@ -47,6 +48,7 @@ class Words(ModalityProcessor[WordsOptions]):
         with open(self.options.log, "a") as log:
             log.write(data.decode() + "\\n")
         if data == b"hang":
+            an_hour_passes()
             time.sleep(1000)
         if data == b"exit":
             os._exit(3)
@@ -159,9 +161,9 @@ async def test_a_broken_medium_is_refused_by_name_and_the_others_continue(tmp_pa
     monkeypatch.setattr("relax_core.data.media_pipeline.ATTEMPTS", 2)
     reasons = {
         "bad": "image data:,bad: a medium of bad bytes", "fault": "ZeroDivisionError", "exit": "broke the process",
-        "hang": "longer than 2 s", "eat": "MemoryError|broke the process",
+        "hang": "longer than 60 s", "eat": "MemoryError|broke the process",
     }  # fmt: skip
-    async with pipeline(tmp_path, timeout_s=2.0) as (made, log):
+    async with pipeline(tmp_path, timeout_s=60.0) as (made, log):
         for word, reason in reasons.items():
             for _ in range(2):
                 with pytest.raises(MediaRefused, match=reason):

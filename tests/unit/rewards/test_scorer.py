@@ -29,6 +29,7 @@ from tests.processes import gone, kept_worker, named
 REWARDS = '''
 import asyncio, os, re, subprocess, time
 from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
+from tests.passing import an_hour_passes
 
 BORN = time.monotonic_ns()  # differs between processes
 
@@ -39,7 +40,10 @@ class Length(Reward):
 
 class Later(Reward):
     async def score(self, task, trajectory):
-        await asyncio.sleep(300 if trajectory.response == "slow" else 0.01)
+        if trajectory.response == "hour":
+            an_hour_passes()
+        if trajectory.response in ("slow", "hour"):
+            await asyncio.sleep(4000)
         return Score(2.0, {"half": 1.0}, steps=(0.5, 0.25))
 
 
@@ -64,6 +68,7 @@ class Awkward(Reward):
             re.match("(a+)+$", "a" * 60 + "!")
         if word == "child":
             subprocess.Popen(["sleep", "300"])
+            an_hour_passes()
             time.sleep(300)
         if word == "exit":
             os._exit(3)
@@ -103,6 +108,7 @@ class Ranks(GroupReward):
 class Together(BatchReward):
     def score_batch(self, tasks, trajectories):
         if any(t.response == "block" for t in trajectories):
+            an_hour_passes()
             time.sleep(3600)
         return [float(t.response) for t in trajectories]
 
@@ -294,7 +300,7 @@ async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost
 
 
 async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward", timeout_s=1.0)) as scorer:
+    async with scoring(plugin, choice("awkward", timeout_s=60.0)) as scorer:
         (answer,) = await scored(scorer, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
         async with asyncio.timeout(60):
@@ -303,8 +309,8 @@ async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
 
 
 async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:
-    async with scoring(plugin, choice("later", timeout_s=1.0)) as scorer:
-        answers = await scored(scorer, "a", "slow", "b")
+    async with scoring(plugin, choice("later", timeout_s=60.0)) as scorer:
+        answers = await scored(scorer, "a", "hour", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
 
 
@@ -346,7 +352,7 @@ async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_
 
 
 async def test_a_failing_batch_is_halved_until_only_the_faulty_sample_fails(plugin: Path) -> None:
-    async with scoring(plugin, choice("together", timeout_s=1.0)) as scorer:
+    async with scoring(plugin, choice("together", timeout_s=60.0)) as scorer:
         answers = await scored(scorer, "1", "2", "x", "4", "block")
     assert [a.outcome.value for a in answers] == ["finished", "finished", "reward_error", "finished", "reward_timeout"]
     assert [a.value for a in answers if a.outcome.judged] == [1.0, 2.0, 4.0]

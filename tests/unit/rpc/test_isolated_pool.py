@@ -19,6 +19,7 @@ from relax_core.rpc import isolated_pool, messages
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
+from tests.passing import an_hour_passes
 from tests.processes import gone, kept_worker
 from tests.unit.roles.virtual_time import run_virtual
 
@@ -34,6 +35,7 @@ class Words(IsolatedHost):
 
     def handle(self, item: str) -> Any:
         if item == "block":
+            an_hour_passes()
             time.sleep(3600)
         if item == "exit":
             os._exit(3)
@@ -64,7 +66,11 @@ class AskingWords(Words):
     concurrent = True
 
     async def handle(self, item: str) -> Any:
-        return await self.parent.call("ask", item)
+        asked = asyncio.ensure_future(self.parent.call("ask", item))
+        if item == "hour":
+            await asyncio.sleep(0)
+            an_hour_passes()
+        return await asked
 
 
 class AwaitedWords(Words):
@@ -123,7 +129,7 @@ async def test_the_log_records_of_an_item_have_the_fields_of_its_sender(host: st
 
 
 async def test_a_call_past_the_deadline_is_named_and_its_process_killed() -> None:
-    async with pool(timeout_s=1.0) as made:
+    async with pool() as made:
         process = kept_worker("words-0")
         (before,) = await answers(made, "process")
         a, late, after = await answers(made, "a", "block", "process")
@@ -144,14 +150,13 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
     async def ask(item: Any) -> Any:
         if item == "bad":
             raise ValueError("the parent's own error")
-        if item == "a" or len(told) == 1:
-            await asyncio.sleep(1.5)
         return [item, len(told)]
 
     handlers = {"ask": ask, "tell": lambda number, word: told.append((number, word))}
-    async with pool("AskingWords", timeout_s=1.0, opened=lambda opened: handlers) as made:
-        a, bad, b = await answers(made, "a", "bad", "b")
-        assert (a, b) == (("a", 0), ("b", 0)) and str(bad) == "the parent's own error"
+    async with pool("AskingWords", opened=lambda opened: handlers) as made:
+        (hour,) = await answers(made, "hour")
+        bad, b = await answers(made, "bad", "b")
+        assert (hour, b) == (("hour", 0), ("b", 0)) and str(bad) == "the parent's own error"
         async with made.session() as session:
             assert await session.call("told", "x") == (session.number, 1)
             assert await session.long_call("told", "y") == (session.number, 2)

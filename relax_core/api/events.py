@@ -265,12 +265,12 @@ Event = (
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
     """A receiver of each step's metrics, in a process of the run's sinks.
 
-    Life cycle: `check`, `open`, then `metrics`, `samples` and `spans` in any order, `close`. Only `check` is called in the
-    controller, on an instance of its own. The other calls are made in that process, in a thread of the sink, and the run
-    waits for none of them. A sink is turned off if `open` raises, or if a call takes longer than 2 minutes. If other
-    calls raise three times, the sink is paused: it misses the calls of the next minute, or of up to ten minutes if it
-    keeps raising, and is then tried again, at most six times in a row. The run continues, and `summary.json` counts
-    failed and missed calls.
+    Life cycle: `check`, `open`, then `metrics`, `samples` and `spans` in any order, `close`. Before the run starts, the
+    controller calls `check` of an instance of its own. The process calls it again when it builds the sink, and makes the
+    other calls in a thread of the sink; the run waits for none of them. A sink is turned off if `open` raises, or if a
+    call takes longer than 2 minutes. If other calls raise three times, the sink is paused: it misses the calls of the
+    next minute, or of up to ten minutes if it keeps raising, and is then tried again, at most six times in a row. The
+    run continues, and `summary.json` counts failed and missed calls.
     """
 
     kind: ClassVar[str] = "sink"

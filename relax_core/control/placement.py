@@ -176,10 +176,8 @@ def _gpus_per_engine(config: RunConfig, catalogue: Catalogue, on_gpus: bool) -> 
     engine, name = catalogue.build(config.engine.chosen), config.engine.chosen.name
     spread, given = engine.devices() if isinstance(engine, Engine) else 0, config.placement.rollout.gpus_per_engine
     each = ((spread or 1) if on_gpus else 0) if given is None else given
-    if spread > 1 and each == 0:
-        fix = "a CPU can't run a parallel engine and this run has no GPU for it: set its parallel options to 1"
-        raise ConfigError("engine.name", f"{name} spread over {spread} GPUs", fix)
-    if (each > 1 and spread not in (0, each)) or (0 < each < spread and spread > 1):
+    too_few = each < spread and spread > 1 and (on_gpus or each > 0)  # on a CPU its parts are processes of one engine
+    if (each > 1 and spread not in (0, each)) or too_few:
         fix = f"engine {name}, as configured, uses {spread}: set {spread}, leave it out, or change its parallel options"
         raise ConfigError("placement.rollout.gpus_per_engine", each, fix)
     return each

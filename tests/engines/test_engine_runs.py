@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,13 @@ def test_a_killed_engine_is_replaced_and_the_ledger_balances(
     assert max(same, default=0.0) < 1e-3
 
 
-@pytest.mark.parametrize("engine", INTERPRETERS)
-@pytest.mark.parametrize("weights", [("model.lora.rank=4",), ("weights.payload=delta", "engine.keep_weights=true")])
+@pytest.mark.parametrize(
+    ("engine", "weights"),
+    [
+        *product(INTERPRETERS, [("model.lora.rank=4",), ("weights.payload=delta", "engine.keep_weights=true")]),
+        ("vllm", ("engine.tensor_parallel=2",)),
+    ],
+)
 def test_adapters_and_deltas_are_published_and_each_is_proved(
     relax: Relax, tiny: Path, tmp_path: Path, engine: str, weights: tuple[str, ...]
 ) -> None:

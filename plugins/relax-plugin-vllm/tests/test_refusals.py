@@ -23,6 +23,12 @@ def test_an_interpreter_without_vllm_says_what_to_install(tmp_path: Path, monkey
         asyncio.run(start())
 
 
+def test_stages_on_a_cpu_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_plugin_vllm.engine.on_gpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"engine\.pipeline_parallel: got 2; .*engine\.tensor_parallel"):
+        asyncio.run(VllmEngine(VllmOptions(pipeline_parallel=2)).start(EngineSpec({"path": str(tmp_path)}, 64)))
+
+
 def test_an_engine_that_was_not_started_says_so() -> None:
     engine = VllmEngine()
     with pytest.raises(InfrastructureError, match="call start first"):

@@ -162,12 +162,13 @@ def test_an_engine_has_the_gpus_that_its_options_spread_it_over(catalogue: Catal
     made = planned(catalogue, *spread, on_gpus=True)
     assert made.groups["rollout"].devices == {f"gpu:{number}" for number in range(1, 9)}
     assert planned(catalogue, *spread, "placement.rollout.gpus_per_engine=4", on_gpus=True).groups == made.groups
+    assert not any("gpu" in device for device in planned(catalogue, *spread).groups["rollout"].devices)
 
 
 @pytest.mark.parametrize(
     ("overrides", "on_gpus", "message"),
     [
-        (("engine=vllm", "engine.tensor_parallel=2"), False, r"engine\.name: .*spread over 2 GPUs.* has no GPU for it"),
+        (("engine=vllm", "engine.tensor_parallel=2", "placement.rollout.gpus_per_engine=0"), True, "uses 2: set 2"),
         (("engine=vllm", "engine.tensor_parallel=2", "placement.rollout.gpus_per_engine=1"), True, "uses 2: set 2"),
         (("engine=vllm", "placement.rollout.gpus_per_engine=2"), True, "uses 1: set 1"),
         (("engine=sglang", "placement.rollout.gpus_per_engine=2"), True, "engine sglang, as configured, uses 1"),

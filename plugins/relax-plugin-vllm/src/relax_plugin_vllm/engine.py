@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from relax_core.api.engine import Capabilities, EngineSpec
+from relax_core.api.errors import ConfigError
 from relax_core.engine_kit.stepped_engine import SteppedEngine, Stepper
 from relax_plugin_vllm.environment_variables import on_gpu, prepare
 from relax_plugin_vllm.options import VllmOptions
@@ -34,6 +35,9 @@ class VllmEngine(SteppedEngine[VllmOptions]):
         return super().offloadable() if on_gpu() else frozenset()
 
     def prepare(self) -> Mapping[str, Any]:
+        if (stages := self.options.pipeline_parallel) > 1 and not on_gpu():
+            fix = "vLLM runs stages on GPUs only; set it to 1, or use engine.tensor_parallel, which also works on a CPU"
+            raise ConfigError("engine.pipeline_parallel", stages, fix)
         prepare()
         return {"device": "cuda" if on_gpu() else "cpu"}
 

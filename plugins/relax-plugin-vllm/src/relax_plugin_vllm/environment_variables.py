@@ -12,6 +12,7 @@ from relax_core.api.errors import ConfigError
 
 ALWAYS: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core runs in this process, so that weights change between two tokens
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the newer runner keeps its requests elsewhere, so draws could not be seeded
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",

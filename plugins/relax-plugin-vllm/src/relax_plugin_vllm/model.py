@@ -7,7 +7,7 @@ token is sampled while weights change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
 from relax_core.engine_kit.model_weights import as_tensor
 from relax_core.engine_kit.stepped_engine import StepOutput
+from relax_plugin_vllm import ranks
 from relax_plugin_vllm.environment_variables import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, arguments as media_arguments, written
@@ -29,11 +30,12 @@ from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, argume
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-SEED_MASK = (1 << 63) - 1
 CPU_KV_MB = 256
 CPU_BLOCK_TOKENS = 32
 """Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
+BUCKET_BYTES = 256 << 20
+"""Approximate number of bytes of weights that are sent at once to workers in other processes."""
 SUPPRESSED = -100.0
 """Logit bias of suppressed tokens, the strongest that vLLM accepts: it multiplies their odds by e^-100."""
 
@@ -43,12 +45,13 @@ class Vllm:
 
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments_of(spec, options)))
-        self._seeds: dict[str, tuple[str, int, int]] = {}
-        """vLLM's name, the seed and the number of prompt tokens of each request, by request id."""
+        self._inside: dict[str, str] = {}
+        """vLLM's name of each request, by id."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         """Tokens and temperature of each sequence to score, by the sequence's name."""
         self._offloaded = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
+        self._on_ranks(ranks.seed_draws)
         config = self._llm.vllm_config.model_config
         if not on_gpu():
             _check_heads(config.get_head_size())
@@ -68,15 +71,14 @@ class Vllm:
         """Queue a request."""
         params = SamplingParams(
             max_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p,
-            top_k=request.top_k or -1, seed=_place_seed(request.seed, len(request.tokens)),
+            top_k=request.top_k or -1, seed=ranks.place_seed(request.seed, len(request.tokens)),
+            extra_args={ranks.SEED: request.seed & ranks.SEED_MASK, ranks.PROMPT: len(request.tokens)},
             stop_token_ids=list(request.stop_tokens), ignore_eos=True, logprobs=request.num_top,
             detokenize=False, output_kind=RequestOutputKind.DELTA,
             logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
         )  # fmt: skip
-        inside = str(
-            self._llm.add_request(request.id, self._prompt_media.prompt(request.tokens, request.media), params)
-        )
-        self._seeds[request.id] = (inside, request.seed, len(request.tokens))
+        prompt = self._prompt_media.prompt(request.tokens, request.media)
+        self._inside[request.id] = str(self._llm.add_request(request.id, prompt, params))
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
         """Queue a sequence for scoring, as a prompt whose log-probs vLLM returns.
@@ -92,17 +94,15 @@ class Vllm:
 
     def abort(self, names: Sequence[str]) -> None:
         for name in names:
-            self._seeds.pop(name, None)
+            self._inside.pop(name, None)
         self._llm.abort_request(list(names))
 
     def step(self) -> dict[str, StepOutput]:
         """Run one iteration; return its outputs by request id."""
-        if self._alone:
-            self._reseed()
         found = {output.request_id: self._new(output) for output in self._llm.step()}
         for name, new in found.items():
             if new.finish:
-                self._seeds.pop(name, None)
+                self._inside.pop(name, None)
         return found
 
     def _new(self, output: RequestOutput) -> StepOutput:
@@ -114,19 +114,11 @@ class Vllm:
 
     def started(self) -> list[str]:
         states = self._llm.engine_core.engine_core.scheduler.requests
-        return [name for name, (inside, _, _) in self._seeds.items() if states[inside].num_computed_tokens]
+        return [name for name, inside in self._inside.items() if states[inside].num_computed_tokens]
 
-    def _reseed(self) -> None:
-        """Seed each draw by the request's seed and the token's position, so that continuations draw the same tokens."""
-        requests = self._worker.model_runner.requests
-        for inside, seed, prompt in self._seeds.values():
-            state = requests.get(inside)
-            if state is not None and state.generator is not None:
-                state.generator.manual_seed(_place_seed(seed, prompt + len(state.output_token_ids)))
-
-    @property
-    def _worker(self) -> Any:
-        return self._llm.engine_core.engine_core.model_executor.driver_worker.worker
+    def _on_ranks(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of `ranks` in all workers of vLLM."""
+        self._llm.engine_core.engine_core.model_executor.collective_rpc(function, args=args)
 
     def routed_experts(self, name: str) -> bytes:
         raise NotImplementedError("vLLM's CPU runner does not record experts, so this engine has no routed_experts")
@@ -137,9 +129,10 @@ class Vllm:
         """Replace the weights by (Hugging Face name, array, dtype). After an error the model mixes two versions."""
         weights = ((name, as_tensor(array, dtype)) for name, array, dtype in arrays)
         self._prompt_media.weights_epoch += 1
-        self._worker.model_runner.reload_weights(weights_iterator=weights)
-        if not on_gpu():
-            _pack_tied(self._worker.model_runner.get_model())
+        self._on_ranks(ranks.begin_load)
+        for part in [weights] if self._alone else _buckets(weights):
+            self._on_ranks(ranks.load, part)
+        self._on_ranks(ranks.end_load)
 
     def checksums(self) -> dict[str, str]:
         """Return checksums of the weights in memory, in vLLM's own layout; empty on a CPU, where vLLM packs weights."""
@@ -178,19 +171,18 @@ class Vllm:
             self._llm.engine_core.shutdown()
 
 
-def _pack_tied(model: torch.nn.Module) -> None:
-    """Pack tied weights again after a reload on a CPU.
-
-    On a CPU vLLM multiplies by packed copies, but packs only weights that arrive under their own name. So a head that
-    is tied to the embedding would keep its old weights.
-    """
-    seen = set[int]()
-    for module in model.modules():
-        weight, method = module._parameters.get("weight"), getattr(module, "quant_method", None)
-        if id(weight) in seen and method is not None:
-            method.process_weights_after_loading(module)
-        if weight is not None:
-            seen.add(id(weight))
+def _buckets(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield the weights in lists of about `BUCKET_BYTES` bytes."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
 
 
 def _check_heads(size: int) -> None:
@@ -258,11 +250,3 @@ def _ranked(row: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
 
 def _finish(reason: str | None) -> FinishReason:
     return {None: "", "stop": "stop", "length": "length", "abort": "abort"}.get(reason, "error")  # type: ignore[return-value]
-
-
-def _place_seed(seed: int, place: int) -> int:
-    """Return the seed of the token at `place`, by splitmix64's finaliser: seeds of neighbouring tokens are unrelated."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + place * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (mixed ^ (mixed >> 31)) & SEED_MASK

@@ -123,6 +123,9 @@ class Delta:
     """Index of the first position in `routed_experts`."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each token, the `num_top` most likely (id, log-prob) pairs."""
+    cached: tuple[int, int] | None = None
+    """(tokens that the engine found in its prefix cache, all tokens) of the request's prompt, in the last delta; None:
+    not counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from relax_core.cli import config, data, engine, logs, models, plan, plugins, runs, samples, scale
+from relax_core.cli import bench, config, data, engine, logs, models, plan, plugins, runs, samples, scale
 from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ app.command("export")(models.export)
 app.command("replay")(models.replay)
 app.command("bundle")(runs.bundle)
 app.command("report", help="Rewrite a run's report and print its path.")(runs.report)
-app.add_typer(plan.verbs, name="bench")
+app.add_typer(bench.verbs, name="bench")
 app.add_typer(config.verbs, name="config")
 app.add_typer(models.convert, name="convert")
 app.add_typer(data.verbs, name="data")

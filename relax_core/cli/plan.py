@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax graph | plan | doctor | try | bench`, which examine a configuration without training.
+"""The verbs `relax graph | plan | doctor | try`, which examine a configuration without training.
 
 `graph` prints the operations; `plan` the placement, memory and time; `doctor` checks of the machine; `try` a few
-samples; `bench` the mismatch of engine and trainer.
+samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
     from relax_core.diagnostics.agreement import Agreement
     from relax_core.diagnostics.estimate import RunEstimate
-    from relax_core.diagnostics.mismatch import MismatchReport
     from relax_core.observe.first_step import FirstStepCheck
 
 
@@ -296,10 +295,8 @@ def doctor(
     raise typer.Exit(code)
 
 
-verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
 SHOWN_TEXT = 100
 """Most characters of a node's text that a tree shows."""
-COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
 
 
 class WithCommand(TyperCommand):
@@ -437,67 +434,3 @@ def _agent_lines(agent: dict[str, Any]) -> Iterator[str]:
 def _shortened(text: str) -> str:
     shown = json.dumps(text, ensure_ascii=False)
     return shown if len(shown) <= SHOWN_TEXT else f"{shown[: SHOWN_TEXT // 2]} ... {shown[-SHOWN_TEXT // 2 :]}"
-
-
-@verbs.callback()
-def bench() -> None:
-    """Measure properties of a configuration on this machine."""
-
-
-@verbs.command("mismatch")
-def mismatch(
-    arguments: Sources,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples, rounded up to whole groups.")] = 64,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Measure every pair of number formats; MoE models with and without replay."),
-    ] = False,
-    formats: Annotated[str, typer.Option(help="Number formats to compare, separated by commas.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Measure how far the log-probs of engine and trainer differ on the same tokens and weights."""
-    from relax_core.diagnostics.mismatch import FORMATS, mismatch as measure
-
-    chosen = tuple(name.strip() for name in formats.split(",") if name.strip())
-    for name in chosen:
-        if name not in FORMATS:
-            raise ConfigError("--formats", name, f"choose from {', '.join(FORMATS)}, separated by commas")
-    reports = asyncio.run(measure(*split(arguments), samples, chosen or (FORMATS if compare or formats else ())))
-    if as_json:
-        print_json({"schema": "relax.mismatch/1", "settings": [mismatch_document(report) for report in reports]})
-    else:
-        _print_mismatch(reports)
-
-
-def mismatch_document(report: MismatchReport) -> dict[str, Any]:
-    setting = {"trainer": report.setting.trainer, "engine": report.setting.engine, "replay": report.setting.replay}
-    if report.found is None:
-        return {**setting, "refused": report.refused}
-    return {**setting, **report.found.plain(), **({} if report.rerouted is None else {"rerouted": report.rerouted})}
-
-
-def _print_mismatch(reports: list[MismatchReport]) -> None:
-    rows = []
-    for report in reports:
-        setting, found = report.setting, report.found
-        if found is not None:
-            rows.append({
-                "trainer": setting.trainer, "engine": setting.engine, "replay": "yes" if setting.replay else "no",
-                "mean": f"{found.mean:.3g}", "p99": f"{found.p99:.3g}", "max": f"{found.max:.3g}",
-                "k3-KL": f"{found.k3_kl:.3g}", "ratio": f"{found.ratio_min:.4g} to {found.ratio_max:.4g}",
-                "tokens": str(found.tokens),
-            })  # fmt: skip
-    replays = any(report.setting.replay for report in reports)
-    shown = tuple(name for name in COLUMNS if name != "replay" or replays)
-    print_table(shown, [tuple(row[name] for name in shown) for row in rows])
-    for report in reports:
-        if report.found is None:
-            say(f"{report.setting.trainer} / {report.setting.engine} cannot run: {report.refused}")
-    for report in reports:
-        if report.rerouted is not None and not report.setting.replay:
-            pair = f"{report.setting.trainer} / {report.setting.engine}"
-            say(f"{pair}: the trainer routes {report.rerouted:.2%} of the tokens to other experts than the engine")
-    if len(reports) == 1 and reports[0].found is not None:
-        say("mean by position in the sample:")
-        for end, mean in reports[0].found.positions:
-            say(f"  before token {end}: {mean:.3g}")

@@ -133,6 +133,16 @@ class PlannedRun:
     recipe: Recipe | None
     """The named recipe if its files must still be built; else None."""
 
+    def built_sources(self, folder: Path, sources: Sequence[Source], *, untrained: bool = False) -> Sequence[Source]:
+        """Build the files of a named recipe in `folder`; return the sources with these files instead of its name."""
+        if self.recipe is None:
+            return sources
+        teacher = any("teacher" in stage.plan.roles for stage in self.stages)
+        return [
+            self.recipe.build(folder, self.composed.config.seed, teacher, untrained=untrained),
+            *sources[1:],
+        ]
+
     def build_recipe(
         self, folder: Path, sources: Sequence[Source], overrides: Sequence[str], *, untrained: bool = False
     ) -> PlannedRun:
@@ -142,9 +152,8 @@ class PlannedRun:
         """
         if self.recipe is None:
             return self
-        teacher = any("teacher" in stage.plan.roles for stage in self.stages)
-        built = self.recipe.build(folder, self.composed.config.seed, teacher, untrained=untrained)
-        composed = with_steps(compose([built, *sources[1:]], overrides, self.catalogue))
+        built = self.built_sources(folder, sources, untrained=untrained)
+        composed = with_steps(compose(built, overrides, self.catalogue))
         return PlannedRun(composed, self.catalogue, _plan_stages(composed, self.catalogue), None)
 
 

@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -138,10 +138,6 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     def waiting(self) -> int:
         """Number of open requests of which nothing is computed yet; 0 if the engine has no queue of its own."""
         return 0
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return additional facts for the engine's health."""
-        return {}
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 

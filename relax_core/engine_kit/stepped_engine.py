@@ -137,11 +137,6 @@ class StepperThread(EngineThread[SteppedRequest]):
         self._make, self._keeps_caches = make, keeps_caches
         self._scoring: dict[str, Future[list[float]]] = {}
         self._numbers = 0
-        self.prompt_tokens = self.cached_tokens = 0
-        """Total prompt tokens of the completed requests, and how many came from caches."""
-
-    def facts(self) -> Mapping[str, Any]:
-        return {"prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens}
 
     def begin(self) -> Future[Stepper]:
         """Start the thread, which creates the model; the future gets the model."""
@@ -222,9 +217,7 @@ class StepperThread(EngineThread[SteppedRequest]):
 
     def _grown(self, name: str, new: StepOutput) -> None:
         member, step = self._open[name], self.version.step
-        if new.finish in ("stop", "length"):
-            self.prompt_tokens += len(member.request.tokens)
-            self.cached_tokens += new.cached_tokens
+        cached = (new.cached_tokens, len(member.request.tokens)) if new.finish in ("stop", "length") else None
         if member.oldest < 0 and new.tokens:
             member.oldest = step
         oldest = member.oldest if member.oldest >= 0 else step
@@ -232,7 +225,16 @@ class StepperThread(EngineThread[SteppedRequest]):
         self._hold(
             member.stream,
             Delta(
-                name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, new.routed_experts, top=likeliest
+                name,
+                new.tokens,
+                new.log_probs,
+                step,
+                oldest,
+                new.finish,
+                new.error,
+                new.routed_experts,
+                top=likeliest,
+                cached=cached,
             ),
         )
 

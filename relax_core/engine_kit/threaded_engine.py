@@ -272,7 +272,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         if thread is None:
             return Health(False, self._spec.version, facts={"failure": "not started"})
         offloaded = tuple(sorted(thread.offloaded))
-        facts = {"failure": thread.failure, "paused": thread.paused, "offloaded": offloaded, **thread.facts()}
+        facts = {"failure": thread.failure, "paused": thread.paused, "offloaded": offloaded}
         return Health(not thread.failure, thread.version, thread.running, thread.waiting, facts)
 
     async def stop(self) -> None:

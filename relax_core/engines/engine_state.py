@@ -199,6 +199,10 @@ def _fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int
         length = len(pending.prompt) + len(pending.tokens) + len(tokens)
         if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
             return fault
+    if delta.cached is not None:
+        cached, prompt = delta.cached
+        if not 0 <= index(cached) <= index(prompt):
+            return f"{cached} cached tokens of a prompt with {prompt}"
     if not tokens:
         return ""
     deque(map(index, tokens), 0)  # raises TypeError for a token that is not a whole number

@@ -118,6 +118,8 @@ class Router:
         """With `whole_batches`: batches to restart."""
         self._num_submissions = 0
         self._affinity = PrefixAffinity()
+        self.cached_tokens = self.prompt_tokens = 0
+        """Prompt tokens that engines found in their prefix caches, and all prompt tokens, as far as engines count them."""
         self._incarnation = 0
         """Incarnation of the newest published weights."""
         self.vocab_size = self.max_context = 0
@@ -343,6 +345,9 @@ class Router:
                     return [*actions, *self._fail(engine, f"{name} sent an invalid response: {fault}")]
                 engine.sampled(len(delta.tokens))
                 pending.add(delta)
+                if delta.cached is not None:
+                    self.cached_tokens += delta.cached[0]
+                    self.prompt_tokens += delta.cached[1]
                 if pending.finish == "stop" and not delta.finish:
                     stopped.append(delta.id)
                     actions.append(self._complete(pending, "stop"))

@@ -231,6 +231,8 @@ METRICS: tuple[Metric, ...] = (
            "use", "last"),
     Metric("engines/kv_use", "Mean share of the engines' KV caches in use by running requests, if caches are counted",
            "last"),
+    Metric("engines/prefix_hits", "Share of the prompt tokens that engines found in their prefix caches, if engines count "
+           "them", "last"),
     Metric("engines/staleness_wait", "Share of the time in which the staleness bound kept groups from starting", "last"),
     Metric("restarts/<role>", "Replacements so far; `restarts/run` counts restarts of the whole run", "last"),
     Metric("retries/<role>", "Number of samples, requests, steps or publishes of the role that were repeated so far "

@@ -38,6 +38,9 @@ class _Load:
     trainer_waits: bool
     held: bool
     """True if the staleness bound keeps groups from starting."""
+    prompt_tokens: int
+    """Prompt tokens of ended requests so far, for engines that count how many they found in prefix caches."""
+    cached_tokens: int
 
 
 class SignalMeter:
@@ -58,6 +61,8 @@ class SignalMeter:
         self._trainer: list[bool] = []
         """For each heartbeat of the trainer in the window, True if it waits for rows."""
         self._steps = 0
+        self._before: _Load | None = None
+        """Last load before the current step."""
         self._last: _Load | None = None
         """Last load of the previous window; None if that window had none."""
         self._trainer_waits = False
@@ -85,6 +90,9 @@ class SignalMeter:
         self._steps += 1
         if not loads:
             return {}
+        before, self._before = self._before, loads[-1]
+        prompt = loads[-1].prompt_tokens - (before.prompt_tokens if before else 0)
+        cached = loads[-1].cached_tokens - (before.cached_tokens if before else 0)
         metrics = {
             "engines/serving": _mean(load.serving for load in loads),
             "engines/running": _mean(load.running for load in loads),
@@ -94,6 +102,9 @@ class SignalMeter:
             "engines/slot_use": _mean(load.slot_use for load in loads),
             "engines/kv_use": _mean(load.kv_use for load in loads),
             "engines/staleness_wait": _mean(load.held for load in loads),
+            "engines/prefix_hits": cached / prompt
+            if prompt > 0 and cached >= 0
+            else None,  # a restarted role counts from 0
         }
         return {key: value for key, value in metrics.items() if value is not None}
 
@@ -139,7 +150,8 @@ def _load(beat: Heartbeat, now: float, trainer_waits: bool) -> _Load | None:
         queue["oldest_wait_s"], sum(engine["running"] > 0 for engine in serving) / len(serving) if serving else None,
         running / slots if slots else None,
         sum(engine["kv_running"] for engine in counted) / kv if kv else None, queue["scored"],
-        trainer_waits, any(wait.reason == STALENESS_WAIT for wait in beat.waits),
+        trainer_waits, any(wait.reason == STALENESS_WAIT for wait in beat.waits), queue["prompt_tokens"],
+        queue["cached_tokens"],
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ capability run only if the engine declares it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -280,16 +281,15 @@ class EngineSuite(WeightChecks):
 class PrefixChecks:
     """Tests that samples of one prompt share its cache, and that a weight update clears the cache.
 
-    For engines that share caches of common prefixes and count `prompt_tokens` and `cached_tokens` in the facts of
-    `health`. Use it together with `EngineSuite`: `class TestMine(PrefixChecks, EngineSuite)`.
+    For engines that share caches of common prefixes and report `Delta.cached`. Use it together with `EngineSuite`:
+    `class TestMine(PrefixChecks, EngineSuite)`.
     """
 
     def test_samples_of_one_prompt_compute_it_once(self, lab: EngineFixture) -> None:
-        before = counted(lab)
         results = lab.generate(*(lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(SAMPLES)))
         for got in results:
             agrees(lab.model, LONG_PROMPT, got)
-        prompt, cached = (after - had for after, had in zip(counted(lab), before, strict=True))
+        cached, prompt = counted(results)
         assert prompt == SAMPLES * len(LONG_PROMPT)
         assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), (
             f"only {cached} of {prompt} prompt tokens came from the cache"
@@ -314,12 +314,11 @@ class PrefixChecks:
     def test_an_update_ends_what_is_shared(self, lab: EngineFixture) -> None:
         lab.generate(lab.request(LONG_PROMPT, 2))
         lab.update(lab.publish(source=lab.model))
-        before = counted(lab)
-        lab.generate(lab.request(LONG_PROMPT, 2))
-        assert counted(lab)[1] == before[1]
+        assert counted(lab.generate(lab.request(LONG_PROMPT, 2))) == (0, len(LONG_PROMPT))
 
 
-def counted(lab: EngineFixture) -> tuple[int, int]:
-    """Return the engine's counts of (prompt tokens, prompt tokens found in the cache)."""
-    facts: dict[str, Any] = dict(lab.run(lab.engine.health()).facts)
-    return int(facts["prompt_tokens"]), int(facts["cached_tokens"])
+def counted(results: Sequence[Delta]) -> tuple[int, int]:
+    """Return the numbers of (prompt tokens found in the cache, prompt tokens) of finished requests."""
+    counts = [got.cached for got in results if got.cached is not None]
+    assert len(counts) == len(results), "no count of cached tokens (Delta.cached)"
+    return sum(cached for cached, _ in counts), sum(prompt for _, prompt in counts)

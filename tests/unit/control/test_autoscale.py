@@ -38,7 +38,14 @@ def loaded(running: int, seconds: float) -> Life:
 
     async def generates(runner: ScriptedRunner) -> None:
         engine = {"serving": True, "running": running, "kv_capacity": 0, "kv_running": 0}
-        queue = {"waiting": 0, "oldest_wait_s": 0.0, "requests_per_engine": 4, "scored": 0}
+        queue = {
+            "waiting": 0,
+            "oldest_wait_s": 0.0,
+            "requests_per_engine": 4,
+            "scored": 0,
+            "prompt_tokens": 0,
+            "cached_tokens": 0,
+        }
         for _ in range(int(seconds * 2)):
             facts = {"engines": {"engine-0": engine}, "scheduling": queue}
             await runner.run_status.heartbeat(Heartbeat("rollout", "busy", facts=facts))

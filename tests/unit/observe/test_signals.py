@@ -11,7 +11,14 @@ from relax_core.api import Heartbeat, Signals, Wait
 from relax_core.observe.signals import STALENESS_WAIT, SignalMeter
 
 ENGINE = {"serving": True, "running": 3, "kv_capacity": 100, "kv_running": 50}
-QUEUE = {"waiting": 2, "oldest_wait_s": 1.5, "requests_per_engine": 4, "scored": 0}
+QUEUE = {
+    "waiting": 2,
+    "oldest_wait_s": 1.5,
+    "requests_per_engine": 4,
+    "scored": 0,
+    "prompt_tokens": 0,
+    "cached_tokens": 0,
+}
 
 
 def rollout(at: float, *engines: dict[str, Any], held: bool = False, **queue: float) -> Heartbeat:
@@ -117,6 +124,17 @@ def test_a_step_has_metrics_of_the_heartbeats_since_the_step_before() -> None:
         "engines/busy": 1.0, "engines/slot_use": 0.75, "engines/kv_use": 0.5, "engines/staleness_wait": 0.5,
     }  # fmt: skip
     assert meter.step() == {}
+
+
+def test_prefix_hits_are_those_of_the_requests_that_ended_in_the_step() -> None:
+    """A role that restarts counts from 0."""
+    meter = metered(0.0)
+    counts = [(0, 0), (40, 10), (40, 10), (100, 55), (10, 5), (20, 5)]
+    hits = []
+    for at, (prompt, cached) in enumerate(counts):
+        meter.add([rollout(float(at), {}, prompt_tokens=prompt, cached_tokens=cached)], at + 0.5)
+        hits.append(meter.step().get("engines/prefix_hits"))
+    assert hits == [None, 0.25, None, 0.75, None, 0.0]
 
 
 def test_plain_signals_leave_out_what_was_not_measured() -> None:

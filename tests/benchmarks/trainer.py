@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Size:
     dtype: str = "float32"
     kv_heads: int = 0
     """0: as many as heads."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the trainer."""
 
     @property
     def rows(self) -> int:
@@ -65,11 +67,17 @@ SIZES = {
     "1M": Size(128, 512, 4, 2, 2000, 8, 4, 32, 32),
     "8M": Size(256, 1024, 6, 4, 8000, 4, 4, 128, 128),
     "35M": Size(512, 1536, 8, 8, 16000, 2, 2, 128, 384, 1024),
+    "1k": Size(64, 256, 2, 2, 2000, 1, 2, 128, 896, 1024),
+    "4k": Size(64, 256, 2, 2, 2000, 1, 2, 512, 3584, 4096),
+    "16k": Size(64, 256, 2, 2, 2000, 1, 2, 2048, 14336, 16384),
+    "32k": Size(64, 256, 2, 2, 2000, 1, 2, 4096, 28672, 32768),
     "0.5B": Size(1024, 3072, 24, 16, 151936, 16, 8, 256, 768, 16384, "bfloat16"),
     "1.7B": Size(2048, 6144, 28, 16, 151936, 16, 8, 256, 768, 16384, "bfloat16"),
     "4B": Size(2560, 9728, 36, 32, 151936, 16, 8, 256, 768, 8192, "bfloat16"),
 }
 ON_CPU, ON_GPU = ("1M", "8M", "35M"), ("0.5B", "1.7B", "4B")
+LONG = ("1k", "4k", "16k", "32k")
+"""Rows of these lengths, one in a micro-batch, through a model of 0.26M parameters."""
 
 
 def build(size: Size, folder: Path) -> None:
@@ -81,7 +89,7 @@ def build(size: Size, folder: Path) -> None:
     config = Qwen3Config(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.layers,
         num_attention_heads=size.heads, num_key_value_heads=size.kv_heads or size.heads, head_dim=size.hidden // size.heads,
-        max_position_embeddings=4096, tie_word_embeddings=True,
+        max_position_embeddings=max(4096, size.length), tie_word_embeddings=True,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
@@ -110,12 +118,12 @@ def spec_of(size: Size, folder: str) -> TrainerSpec:
     return TrainerSpec(model, Chosen("algorithm", "reinforce"), optimizer, tokens_per_micro_batch=size.budget)
 
 
-def trainer_of(ranks: int, share: bool) -> Any:
+def trainer_of(size: Size, ranks: int, share: bool) -> Any:
     from relax_core.testing.trainer_ranks import RankedTrainer
 
     if ranks > 1:
-        return RankedTrainer(TorchTrainer, {"sharding": "none", "share_prefixes": share}, ranks)
-    trainer = TorchTrainer(TorchTrainer.options_model()(share_prefixes=share))
+        return RankedTrainer(TorchTrainer, {"sharding": "none", "share_prefixes": share, **size.options}, ranks)
+    trainer = TorchTrainer(TorchTrainer.options_model()(share_prefixes=share, **size.options))
     trainer.build = built
     return trainer
 
@@ -187,8 +195,8 @@ def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str,
     from relax_core.diagnostics.estimate import measured_rate
 
     torch.set_num_threads(1)
-    alone, shared, plain = trainer_of(1, False), trainer_of(1, True), plain_step(size, folder)
-    both = trainer_of(ranks, False)
+    alone, shared, plain = trainer_of(size, 1, False), trainer_of(size, 1, True), plain_step(size, folder)
+    both = trainer_of(size, ranks, False)
     for trainer in (alone, shared, both):
         trainer.start(spec_of(size, folder))
     own, wall = (1, 1) if torch.cuda.is_available() else (0, 1)  # a processor only waits for a GPU
@@ -216,7 +224,8 @@ def measure_memory(size: Size, folder: str, steps: int) -> dict[str, float]:
     torch.set_num_threads(1)
     one = torch.rand(256, 256)
     float((one @ one).sum())
-    trainer, base, peaks = Watched(TorchTrainer.options_model()(share_prefixes=False)), _memory("VmRSS"), []
+    options = TorchTrainer.options_model()(share_prefixes=False, **size.options)
+    trainer, base, peaks = Watched(options), _memory("VmRSS"), []
     trainer.build, trainer.watches = built, False
     trainer.start(spec_of(size, folder))
     on_gpu = torch.cuda.is_available()
@@ -235,7 +244,7 @@ def measure_memory(size: Size, folder: str, steps: int) -> dict[str, float]:
 
 def estimate(size: Size, folder: str) -> dict[str, float]:
     work = Workload(size.prompts, size.group, size.prompt, size.new)
-    told = trainer_of(1, False).estimate(spec_of(size, folder), work)
+    told = trainer_of(size, 1, False).estimate(spec_of(size, folder), work)
     return {
         "resident": sum(told.phases["train"].values()), "tensors": told.tensors("train"), "flops": told.flops["train"],
     }  # fmt: skip
@@ -265,14 +274,14 @@ def asked(what: str, size: Size, *arguments: Any, env: dict[str, str] | None = N
 
 
 def measured(name: str, options: argparse.Namespace) -> report.Row:
-    size = SIZES[name]
+    size = replace(SIZES[name], options=dict(map(_option, options.option)))
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as directory:
         folder = f"{directory}/model"
         build(size, Path(folder))
         report.say(f"{name}: estimate and peak")
         told = asked("estimate", size, folder)
         peak = asked("memory", size, folder, 3, env=ARENA)
-        row: dict[str, Any] = {"model": name, "rows": size.rows, "tokens a row": size.length}
+        row: dict[str, Any] = {"model": name, **size.options, "rows": size.rows, "tokens a row": size.length}
         for kind in ("tensors", "resident"):
             row |= {
                 f"{kind}: estimate MiB": told[kind] / 2**20, f"{kind}: peak MiB": peak[kind] / 2**20,
@@ -295,13 +304,23 @@ def measured(name: str, options: argparse.Namespace) -> report.Row:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--models", nargs="+", choices=tuple(SIZES), default=ON_CPU, help=f"{ON_GPU} want a GPU")
+    parser.add_argument(
+        "--models", nargs="+", choices=tuple(SIZES), default=ON_CPU, help=f"{LONG} are long rows, {ON_GPU} want a GPU"
+    )
+    parser.add_argument(
+        "--option", nargs="*", default=(), metavar="KEY=VALUE", help="options of the trainer, values in JSON"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="processes of the last measurement")
     parser.add_argument("--memory-only", action="store_true", help="no times: these may be measured on a busy machine")
     parser.set_defaults(repeats=2)
     options = parser.parse_args(arguments)
     set_up = report.begin(options)
     report.finish("trainer", {**set_up, "malloc": ARENA}, [measured(name, options) for name in options.models], options)
+
+
+def _option(given: str) -> tuple[str, Any]:
+    key, _, value = given.partition("=")
+    return key, json.loads(value)
 
 
 def child(given: str) -> None:

@@ -175,6 +175,14 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         """Load a version whole or not at all; the next sampled token uses the new version."""
 
+    async def profile(self, path: str, max_bytes: int) -> None:
+        """Record the engine's operations from now to its next update or its stop.
+
+        Then write `PATH.trace.json.gz` and `PATH.operations.txt`. A trace of more than `max_bytes` is deleted. An open
+        profile ends now.
+        """
+        raise NotImplementedError
+
     async def pause(self) -> None:
         """Stop sampling after the current token and keep the requests."""
         raise NotImplementedError

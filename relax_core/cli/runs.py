@@ -364,10 +364,11 @@ def profile(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Record torch profiles of the actor's next steps in a live run, beginning with the next step.
+    """Record torch profiles of a live run: of the actor's next steps, and of one engine between updates of its weights.
 
     The files are in the run's folder profile/, as those of profile.steps: a trace for Perfetto and a table of
-    operations for each step and each rank of profile.ranks. The command waits until the last step is profiled.
+    operations for each step, of each rank of profile.ranks and of the engine. The command waits until the actor's last
+    step is profiled.
     """
     print_operation(*_change("profile", run, wait_s, address, token_file, {"steps": steps}), json)
 

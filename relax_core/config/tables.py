@@ -513,7 +513,7 @@ class ExportTable(Options):
 
 
 class ProfileTable(Options):
-    """Profiles of the actor's computing in chosen steps, in the run's folder `profile/`."""
+    """Profiles of the actor's and one engine's computing in chosen steps, in the run's folder `profile/`."""
 
     steps: tuple[PositiveInt, ...] = ()
     """Steps to profile, such as [3, 6]; empty: none. A profiled step is slower. The first steps are not typical."""

@@ -354,7 +354,8 @@ class RunController:
                         for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
                 if steps := self._prepared.directory.take_profile_request():
-                    await self._runner.run_status.command("actor", "profile", str(steps))
+                    for role in ("actor", "rollout"):
+                        await self._runner.run_status.command(role, "profile", str(steps))
                 for scale in self._prepared.directory.take_scale_requests():
                     role = role_of(stage.config, str(scale.get("pool", "rollout")))
                     await self._runner.run_status.command(role, "scale", json.dumps(scale))

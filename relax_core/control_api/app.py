@@ -313,7 +313,7 @@ PATHS = (
     ApiRoute("GET", "/operations/{id}", "One of these changes: requested, done or failed.", _operation, {}),
     *(ApiRoute("POST", f"/{action}", CHANGES[action], _change(action), {}) for action in ACTIONS),
     ApiRoute(
-        "POST", "/profile", "Record profiles of the actor's next steps, as `relax profile`.", _profile, {},
+        "POST", "/profile", "Record profiles of the next steps, as `relax profile`.", _profile, {},
         {"steps": (int, "number of steps; absent: 1")},
     ),
     ApiRoute(

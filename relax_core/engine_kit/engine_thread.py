@@ -12,15 +12,19 @@ import asyncio
 import contextlib
 import queue
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from relax_core.api.engine import Delta, GenerateRequest
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import Version
+
+if TYPE_CHECKING:
+    from relax_core.engine_kit.profiling import StepProfile
 
 
 class DeltaStream:
@@ -92,6 +96,8 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._gate = threading.Lock()
         """Lock held while a caller checks that the thread is alive and queues a command, so that no command is lost."""
         self._ended = self._stopping = False
+        self._profile: tuple[StepProfile, str, int] | None = None
+        """The open profile, the path of its files, and the largest trace in bytes."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # -- called from the event loop -------------------------------------------------------------------------------
@@ -138,6 +144,23 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     def waiting(self) -> int:
         """Number of open requests of which nothing is computed yet; 0 if the engine has no queue of its own."""
         return 0
+
+    # -- profiles: run on the thread -------------------------------------------------------------------------------
+
+    def begin_profile(self, path: str, max_bytes: int) -> None:
+        from relax_core.engine_kit.profiling import StepProfile
+
+        self.end_profile()
+        self._profile = StepProfile(), path, max_bytes
+
+    def end_profile(self) -> None:
+        """Write the open profile, if any. A failure is written to the engine's log, and samples continue."""
+        if self._profile is not None:
+            (profile, path, max_bytes), self._profile = self._profile, None
+            try:
+                profile.write(path, max_bytes)
+            except Exception:
+                traceback.print_exc()
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 
@@ -238,6 +261,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
                 stream.post(self.gone())
             while not self._commands.empty():
                 self._commands.get()[1].set_exception(self.gone())
+            self.end_profile()
             self._close()
             self._open.clear()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of a rank's computing, as files for Perfetto and a table for people."""
+"""Profiles of the computing of a trainer's rank or of an engine, as files for Perfetto and a table for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPERATIONS = 40
 
 
 class StepProfile:
-    """A torch profile of this process from its creation to `write`: operations on CPU and GPU, with their memory."""
+    """A torch profile of one thread from its creation to `write`: operations on CPU and GPU, with their memory."""
 
     def __init__(self) -> None:
         self._profiler = torch.profiler.profile(profile_memory=True, record_shapes=True)

@@ -143,6 +143,10 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         thread = self._running()
         await thread.ask(lambda: setattr(thread, "paused", paused))
 
+    async def profile(self, path: str, max_bytes: int) -> None:
+        thread = self._running()
+        await thread.ask(lambda: thread.begin_profile(path, max_bytes))
+
     async def abort(self, ids: Sequence[str]) -> None:
         thread, wanted = self._running(), frozenset(ids)
         await thread.ask(lambda: thread.abort(wanted))
@@ -222,6 +226,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         Tokens sampled so far are sent as tokens of the old version; the next token is of the new version.
         """
         thread.flush()
+        thread.end_profile()
         began = time.monotonic()
         try:
             self._load(thread, manifest, staged)

@@ -284,6 +284,19 @@ class EnginePool:
                 self._perform(router.on_refused(name, failures, batch, str(error)))
                 slot.set_busy(bool(running))
 
+    async def profile(self, path: str, max_bytes: int) -> str:
+        """Record a profile of one engine until its next update, in files whose names begin with `path` and its name.
+
+        Return the engine's name; empty: no engine of this run's machines serves. Raises NotImplementedError if the
+        engine can't record profiles.
+        """
+        for slot in self._slots.values():
+            if slot.state.status is EngineStatus.SERVING and not slot.address:
+                with self.supervisor.containing(slot):
+                    await slot.profile(f"{path}-{slot.name}", max_bytes)
+                return slot.name
+        return ""
+
     async def _abort(self, slot: EngineSlot, ids: Sequence[str]) -> None:
         with contextlib.suppress(
             RelaxError, NotImplementedError

@@ -148,6 +148,10 @@ class EngineSlot:
             )
         return found
 
+    async def profile(self, path: str, max_bytes: int) -> None:
+        """Record a profile until the engine's next update. Raises NotImplementedError if the engine can't record one."""
+        await self._call("profile", path, max_bytes, timeout_s=ABORT_S)
+
     async def abort(self, ids: Sequence[str]) -> None:
         """Abort requests on this engine. Raises NotImplementedError if the engine can't abort."""
         if self.worker is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.component import Chosen
-from relax_core.api.events import FirstStepSeen, RolloutMeasured, SamplesScored, WeightsPublished
+from relax_core.api.events import FirstStepSeen, Logged, RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
@@ -78,6 +78,8 @@ class Rollout(Role):
         """Number of groups of step 1 that are still to be described for the checks of that step."""
         self._given_up: dict[AttemptId, int] = {}
         """Sampled tokens of attempts that were cancelled during generation; sent with the next report."""
+        self._profiled: Version | None = None
+        """Version whose engine was asked for a profile last."""
         self._trained = asyncio.Event()
         """Set when no more versions will be served: no more groups are admitted."""
         self._waves: set[asyncio.Task[None]] = set()
@@ -311,6 +313,7 @@ class Rollout(Role):
                 requested &= abandoned or not judged
                 if last and not abandoned:
                     break
+            await self._profile(known)
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
                 if known is not None and newest[0].version.incarnation != known.incarnation:
@@ -331,6 +334,25 @@ class Rollout(Role):
         if self._waves:  # nothing is generated with the last weights, so slow engines may miss them
             await asyncio.wait(self._waves, timeout=LAST_WEIGHTS_S)
         self._trained.set()
+
+    async def _profile(self, version: Version | None) -> None:
+        """Record a profile of one engine with this version, if the actor's next step is to be profiled too."""
+        context, table = self._context, self._context.config.profile
+        if version is None or version == self._profiled or context.config.run.runner == "inline":
+            return  # in one process, the actor and the engine can't record at the same time
+        number = version.step + 1
+        if not context.profiles_left and number not in table.steps:
+            return
+        self._profiled = version
+        context.profiles_left = max(context.profiles_left - 1, 0)
+        path, engine = f"{context.run_dir}/profile/step-{number:06d}", context.config.engine.name
+        try:
+            if name := await self._worker.pool.profile(path, table.max_mb * 1_000_000):
+                said = f"a profile of {name} until its next update will be in the run's folder profile/"
+                await context.run_status.emit(Logged("info", self.name, said, {"step": number}))
+        except NotImplementedError:
+            said = f"engine {engine} can't record profiles, so only the actor is profiled"
+            await context.run_status.emit(Logged("warning", self.name, said, {"step": number}))
 
     async def _forget_abandoned(self) -> None:
         """After a rollback, cancel the groups that the bus has ended, before their requests move to another engine.

@@ -11,7 +11,9 @@ capability run only if the engine declares it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -93,6 +95,16 @@ class EngineSuite(WeightChecks):
         expected = np.exp(plain_log_probs(lab.model, PROMPT)[-1])
         spread = np.sqrt(expected * (1 - expected) / count)
         assert (np.abs(drawn - expected) < 6 * spread + 2 / count).all()
+
+    def test_a_profile_ends_with_the_next_update(self, lab: EngineFixture, tmp_path: Path) -> None:
+        """An engine without profiles raises NotImplementedError."""
+        path = tmp_path / "profile" / "engine"
+        with contextlib.suppress(NotImplementedError):
+            lab.run(lab.engine.profile(str(path), 1 << 30))
+            lab.generate(lab.request(PROMPT, 2))
+            lab.update(lab.publish(source=lab.model))
+            assert "aten::" in path.with_suffix(".operations.txt").read_text()
+            assert path.with_suffix(".trace.json.gz").is_file()
 
     def test_stop_token_ends_and_is_returned(self, lab: EngineFixture) -> None:
         (free,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0))

@@ -12,7 +12,7 @@ from relax_core.api.component import OptionsT
 from relax_core.api.weights import Payload
 
 if TYPE_CHECKING:
-    from relax_core.trainer_kit.profiling import StepProfile
+    from relax_core.engine_kit.profiling import StepProfile
     from relax_core.trainer_kit.update import Progress
 
 
@@ -108,7 +108,7 @@ class RankTrainer(Trainer[OptionsT], Generic[RankT, OptionsT]):
         self._started.export(directory)
 
     def start_profile(self, ranks: Sequence[int]) -> None:
-        from relax_core.trainer_kit.profiling import StepProfile
+        from relax_core.engine_kit.profiling import StepProfile
 
         self._discard_profile()
         if self._number in ranks:

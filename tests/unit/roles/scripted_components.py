@@ -123,6 +123,7 @@ class ScriptedEngine(Engine[EngineOptions]):
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         self._name, self._version = spec.name, spec.version
         self._unwanted, self._running, self._asleep = set[str](), set[str](), set[str]()
+        self._profile: Path | None = None
         if spec.name == self.options.refuses:
             raise InfrastructureError(f"{spec.name}: no memory")
         await asyncio.sleep(self.options.start_s)
@@ -157,6 +158,9 @@ class ScriptedEngine(Engine[EngineOptions]):
     async def abort(self, ids: Sequence[str]) -> None:
         self._unwanted.update(self._running.intersection(ids))
 
+    async def profile(self, path: str, max_bytes: int) -> None:
+        self._profile = Path(path)
+
     async def offload(self, parts: Sequence[str]) -> int:
         self._asleep |= set(parts)
         return 7
@@ -183,6 +187,10 @@ class ScriptedEngine(Engine[EngineOptions]):
         await asyncio.sleep(self.options.slow_s if slow else self.options.update_s)
         if "weights" in self._asleep:
             raise InfrastructureError(f"{self._name}: asked to load weights that sleep")
+        if self._profile is not None:
+            self._profile.parent.mkdir(exist_ok=True)
+            self._profile.write_text(str(self._version.step))
+            self._profile = None
         self._version = manifest.version
         return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
 
@@ -194,9 +202,10 @@ class ScriptedEngine(Engine[EngineOptions]):
 
 
 class ScriptedLettingEngine(ScriptedEngine):
-    """Must let everything go before it takes weights."""
+    """Must let everything go before it takes weights, and records no profiles."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(seeds=True, transports=frozenset({"scripted-transport"}))
+    profile = Engine.profile
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         if self._running:

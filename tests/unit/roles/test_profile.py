@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile.steps` records the actor's computing in these steps, on the chosen ranks, and says where the files are."""
+"""`profile.steps` records the actor and an engine in these steps, and says where the files are."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tests.unit.roles.test_recovery import dies_in
 
 
 def files_of(run: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted((run / "profile").iterdir())}
+    return {path.name: path.read_text() for path in sorted((run / "profile").glob("*actor*"))}
 
 
 def told(outcome: Any) -> list[tuple[str, str]]:
-    return [(event.level, event.message) for event in outcome.told(Logged) if "profile" in event.message]
+    logged = [event for event in outcome.told(Logged) if "profile" in event.message and event.role == "actor"]
+    return [(event.level, event.message) for event in logged]
 
 
 def test_the_chosen_steps_are_profiled_on_the_first_rank(tmp_path: Path) -> None:
@@ -43,6 +44,30 @@ def test_a_step_that_is_trained_again_is_profiled_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"checkpoint": {"every": 1}, "profile": {"steps": [3]}}
     SimulatedRun(tmp_path, steps=3, **settings).run(dies_in("accumulate", "stop_profile", after=2))
     assert files_of(tmp_path) == {"step-000003-actor-rank-0": "3"}
+
+
+def test_one_engine_is_profiled_while_it_has_the_weights_before_the_step(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"profile": {"steps": [2]}, "placement": {"mode": "hybrid", "rollout": {"engines": 2}}}
+
+    async def ask(run: SimulatedRun) -> None:
+        await run.until_event(StepFinished, 4)
+        await run.run_status.command("rollout", "profile", "2")
+
+    outcome = SimulatedRun(tmp_path, steps=8, **settings).run(ask)
+    first, second, third = sorted((tmp_path / "profile").glob("*engine*"))
+    assert (first.name, first.read_text()) == ("step-000002-engine-0", "1")
+    begun = int(second.read_text())
+    assert begun >= 3 and int(third.read_text()) == begun + 1
+    said = [event for event in outcome.told(Logged) if "profile" in event.message and event.role == "rollout"]
+    assert [event.fields["step"] for event in said] == [2, begun + 1, begun + 2]
+    assert len(outcome.of("engine-0", "profile")) == 3 and not outcome.of("engine-1", "profile")
+
+
+def test_an_engine_that_records_no_profiles_costs_a_warning(tmp_path: Path) -> None:
+    outcome = SimulatedRun(tmp_path, steps=3, engine="scripted-letting-engine", profile={"steps": [2]}).run()
+    (said,) = [event for event in outcome.told(Logged) if event.role == "rollout" and "profile" in event.message]
+    assert said.level == "warning" and "engine scripted-letting-engine can't record profiles" in said.message
+    assert files_of(tmp_path) == {"step-000002-actor-rank-0": "2"}
 
 
 @pytest.mark.parametrize("methods", [("accumulate",), ("stop_profile",), ("start_profile", "begin_step")])

@@ -46,6 +46,11 @@ class VllmEngine(SteppedEngine[VllmOptions]):
 
         return Vllm(spec, self.options)
 
+    async def profile(self, path: str, max_bytes: int) -> None:
+        if self.devices() > 1:
+            raise NotImplementedError("the model runs in vLLM's own processes, which this engine does not profile")
+        await super().profile(path, max_bytes)
+
     def layout(self) -> str:
         o = self.options
         places = f"tp{o.tensor_parallel} pp{o.pipeline_parallel} ep{o.expert_parallel:d}"

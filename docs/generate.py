@@ -317,8 +317,8 @@ teacher: on the policy's own samples, means of the first and the last ten steps.
 also in standard errors; positive is better, and more than 3 counts as learnt. *Along the run* shows the reward in training,
 from 0 to 1; for other measures the highest mark is the highest value of the run. The table does not rank the algorithms:
 the task is tiny, and on-policy with one update per step the ratio is 1, so that GRPO and GSPO have the same gradient.
-The rows of `gspo` and `ppo` were recorded before their present defaults. `python -m tests.benchmarks learning NAMES` records
-the table."""
+The rows of `gspo` and `ppo` were recorded later than the others; their models begin at a mean of 0.306 instead of 0.313.
+`python -m tests.benchmarks learning NAMES` records the table."""
 _RECIPES = """\
 A recipe makes its model and data from a seed and trains on them. `relax train NAME` starts a recipe; overrides follow as
 for any file. The recipes with images, video or audio need `pip install relax-plugin-omni`. `calculator`, `search` and

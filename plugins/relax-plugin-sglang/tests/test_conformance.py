@@ -17,6 +17,7 @@ from relax_core.testing.engine_hosted import HostedEngine
 
 class TestSglang(PrefixChecks, EngineSuite):
     component = "sglang"
+    operation = "aten::"
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     # It does not claim sleep, and CPUs have none.
     test_sleep_frees_and_wake_restores = None

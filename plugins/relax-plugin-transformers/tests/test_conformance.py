@@ -6,6 +6,7 @@ from relax_core.testing.engine import EngineSuite
 
 class TestTransformersEngine(EngineSuite):
     component = "transformers"
+    operation = "aten::"
 
 
 class TestSmallBatches(EngineSuite):

@@ -13,6 +13,7 @@ from relax_core.testing.engine import EngineSuite, PrefixChecks
 
 class TestVllm(PrefixChecks, EngineSuite):
     component = "vllm"
+    operation = "aten::"
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     if not on_gpu():  # vLLM lays nothing down on a CPU, and the engine claims nothing
         test_sleep_frees_and_wake_restores = None

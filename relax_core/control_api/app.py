@@ -186,8 +186,10 @@ def _join(api: RunApi, request: Request) -> Response:
 
 
 def _drain(api: RunApi, request: Request) -> Response:
-    engine = request.path_params["id"]
+    engine, key = request.path_params["id"], request.headers.get("idempotency-key", "")
     own = [name for name, one in api.facts().pools.items() if engine in one.engines]
+    asked = [one.fields["pool"] for one in api.book.operations.values() if one.key == key and one.action == "scale"]
+    own = own or asked  # a repeated request gets its operation also when the engine has left
     if not own:
         return _error(404, "engine", engine, "GET /engines lists the engines of the run")
     return _ask_to_scale(api, request, {**request.state.fields, "pool": own[0], "engine": engine})

@@ -85,6 +85,19 @@ def test_what_the_run_would_refuse_is_refused_at_once(
     assert call(live, "GET", "/operations").json()["operations"] == []
 
 
+def test_a_repeated_drain_gets_its_operation_when_the_engine_has_left(
+    live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = call(live, "POST", "/engines/engine-1/drain", "one").json()
+    left = pools() | {"rollout": PoolScaling("rollout", ["engine-0"], 1)}
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=left))
+    again = call(live, "POST", "/engines/engine-1/drain", "one")
+    assert again.status_code == 200 and again.json()["id"] == first["id"]
+    assert call(live, "POST", "/engines/engine-1/drain", "two").status_code == 404
+    other = call(live, "POST", "/engines/engine-2/drain", "one")
+    assert (other.status_code, other.json()["field"]) == (409, "Idempotency-Key")
+
+
 def test_a_dry_run_names_the_engines_and_asks_nothing(live: Path) -> None:
     answer = call(live, "POST", "/engines", json={"target": 3, "dry_run": True}).json()
     assert answer["actions"] == [{"action": "join", "engine": "engine-2"}]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+BUCKET_BYTES = 256 << 20
+"""Approximate number of bytes of weights that an engine's own loader gets at once."""
 FLOATS = ("F32", "F16", "BF16")
 ADAPTER_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -34,6 +36,20 @@ def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     bits = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
     made = torch.from_numpy(np.array(array))
     return made.view(bits[dtype]) if dtype in bits else made
+
+
+def tensor_buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield lists of (name, tensor) of about `BUCKET_BYTES` bytes; the tensors own their memory."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, array, dtype in arrays:
+        bucket.append((name, as_tensor(array, dtype)))
+        size += array.nbytes
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
 
 
 def as_array(tensor: torch.Tensor, dtype: str) -> np.ndarray:

@@ -29,14 +29,12 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.family import Routing, routed_layers
-from relax_core.engine_kit.model_weights import as_tensor
+from relax_core.engine_kit.model_weights import tensor_buckets
 from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
 
-BUCKET_BYTES = 256 << 20
-"""Approximate number of bytes of weights that are passed to SGLang in one call."""
 SHARED_TOKENS = 64
 """Minimum prompt length in tokens at which equal prompts wait until the first request has filled the cache."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
@@ -173,7 +171,7 @@ class Sglang:
         updater = self._scheduler.tp_worker.model_runner.weight_updater
         with torch.inference_mode():
             updater.begin_weight_update()
-            for bucket in _buckets(arrays):
+            for bucket in tensor_buckets(arrays):
                 done, message = updater.update_weights_from_tensor(named_tensors=bucket)
                 if not done:
                     raise InfrastructureError(f"SGLang could not load weights: {message}")
@@ -266,17 +264,3 @@ def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[floa
         of_all = logits.max() + np.log(np.exp(logits - logits.max()).sum())
         scores.append(float(logits[list(ids).index(token)] - of_all))
     return tuple(scores)
-
-
-def _buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterable[list[tuple[str, torch.Tensor]]]:
-    """Yield lists of (name, tensor) of about `BUCKET_BYTES` bytes; the tensors own their memory."""
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, array_, dtype in arrays:
-        bucket.append((name, as_tensor(array_, dtype)))
-        size += array_.nbytes
-        if size >= BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket

@@ -7,7 +7,7 @@ token is sampled while weights change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
-from relax_core.engine_kit.model_weights import as_tensor
+from relax_core.engine_kit.model_weights import tensor_buckets
 from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_vllm import ranks
 from relax_plugin_vllm.environment_variables import on_gpu
@@ -34,8 +34,6 @@ CPU_KV_MB = 256
 CPU_BLOCK_TOKENS = 32
 """Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
-BUCKET_BYTES = 256 << 20
-"""Approximate number of bytes of weights that are sent at once to workers in other processes."""
 SUPPRESSED = -100.0
 """Logit bias of suppressed tokens, the strongest that vLLM accepts: it multiplies their odds by e^-100."""
 
@@ -127,11 +125,10 @@ class Vllm:
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         """Replace the weights by (Hugging Face name, array, dtype). After an error the model mixes two versions."""
-        weights = ((name, as_tensor(array, dtype)) for name, array, dtype in arrays)
         self._prompt_media.weights_epoch += 1
         self._on_ranks(ranks.begin_load)
-        for part in [weights] if self._alone else _buckets(weights):
-            self._on_ranks(ranks.load, part)
+        for bucket in tensor_buckets(arrays):
+            self._on_ranks(ranks.load, bucket)
         self._on_ranks(ranks.end_load)
 
     def checksums(self) -> dict[str, str]:
@@ -169,20 +166,6 @@ class Vllm:
         """End the processes that vLLM started. The end of this process frees vLLM's objects in it."""
         if not self._alone:
             self._llm.engine_core.shutdown()
-
-
-def _buckets(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield the weights in lists of about `BUCKET_BYTES` bytes."""
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-        if size >= BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket
 
 
 def _check_heads(size: int) -> None:

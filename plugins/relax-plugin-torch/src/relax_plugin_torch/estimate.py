@@ -8,7 +8,7 @@ result is extrapolated. Shards and buffers of several ranks are calculated. Mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,8 @@ class Shape:
 class Trace:
     """The cost of an update or a forward pass: memory in bytes, and operations of its largest micro-batch."""
 
-    peak: Parts
+    peaks: Mapping[Hashable, Parts]
+    """Memory at the peak of each moment (`Moment`)."""
     parameters: float
     optimizer: float
     flops: float
@@ -78,6 +79,10 @@ class Trace:
     counts: tuple[float, float]
     """Numbers of trained parameters and of all parameters."""
 
+    @property
+    def peak(self) -> Parts:
+        return dict(max(self.peaks.values(), key=lambda parts: sum(parts.values())))
+
     def to(self, deeper: Trace, times: float) -> Trace:
         """Extrapolate linearly from this trace, by `times` the difference between this and a deeper model's trace."""
 
@@ -85,12 +90,37 @@ class Trace:
             start: float = getattr(self, name)
             return float(start + (getattr(deeper, name) - start) * times)
 
-        peak = {
-            kind: self.peak.get(kind, 0) + (deeper.peak.get(kind, 0) - self.peak.get(kind, 0)) * times
-            for kind in {*self.peak, *deeper.peak}
+        peaks = {
+            moment: {
+                kind: parts.get(kind, 0) + (deeper.peaks[moment].get(kind, 0) - parts.get(kind, 0)) * times
+                for kind in {*parts, *deeper.peaks[moment]}
+            }
+            for moment, parts in self.peaks.items()
+            if moment in deeper.peaks
         }
         trained, all_of_them = (a + (b - a) * times for a, b in zip(self.counts, deeper.counts, strict=True))
-        return Trace(peak, along("parameters"), along("optimizer"), along("flops"), self.block, (trained, all_of_them))
+        return Trace(peaks, along("parameters"), along("optimizer"), along("flops"), self.block, (trained, all_of_them))
+
+
+class Moment:
+    """The present part of an update. The peak of each part is linear in the number of layers; the largest one is not.
+
+    Backward, memory changes linearly from block to block, so it is largest at an end: each half has its own peak.
+    """
+
+    def __init__(self, trained: int) -> None:
+        """`trained`: number of trained tensors."""
+        self._half, self._gradients, self._part = trained / 2, 0, ""
+
+    def begin(self, part: str) -> None:
+        self._part, self._gradients = part, 0
+
+    def has_gradient(self) -> None:
+        """Count one more gradient of a backward pass."""
+        self._gradients += 1
+
+    def key(self) -> tuple[str, bool]:
+        return self._part, self._gradients >= self._half
 
 
 def estimate(
@@ -195,26 +225,30 @@ def _trace(
     def kind_of(tensor: Tensor) -> str:
         return "logits" if worded and tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations"
 
-    live = LiveBytes(kind_of)
     skeleton = _skeleton(config, spec, options)
+    moment = Moment(sum(parameter.requires_grad for parameter in skeleton.parameters()))
+    live = LiveBytes(kind_of, lambda: (*moment.key(), live.now["logits"] > 0))
     with FakeTensorMode(allow_non_fake_inputs=True), live, torch.set_grad_enabled(trains):
         model = _on_fake_tensors(skeleton)
         live.belongs("parameters", [*model.parameters(), *model.buffers()])
         parameters = live.now["parameters"]
-        optimizer = _stepped(model, spec, live, options.optimizer) if trains else None
+        optimizer = _stepped(model, spec, live, options.optimizer, moment) if trains else None
         held = live.now["optimizer"]
         live.restart()
-        for shape in passes:
-            _pass(model, spec, options, shape)
+        for number, shape in enumerate(passes):
+            _pass(model, spec, options, shape, moment, f"micro-batch {number}")
         if optimizer is not None:
+            moment.begin("update")
             optimizer.step()
-        peak = dict(live.peak)
+        peaks: dict[Hashable, Parts] = {key: dict(parts) for key, parts in live.peaks.items()}
         with FlopCounterMode(display=False) as counter:  # after the peak is read: the counter's hooks keep tensors
-            _pass(model, spec, options, largest)
-    held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
+            _pass(model, spec, options, largest, moment, "counted")
+    held *= OF_ADAMW[options.optimizer]
+    for parts in peaks.values():
+        parts["optimizer"] = parts.get("optimizer", 0) * OF_ADAMW[options.optimizer]
     attention_passes = 3 + options.activation_checkpointing if trains else 1
     flops = counter.get_total_flops() + _attention(config, largest) * attention_passes
-    return Trace(peak, parameters, held, flops, _block(model), _counts(model))
+    return Trace(peaks, parameters, held, flops, _block(model), _counts(model))
 
 
 def _unmasked() -> str:
@@ -263,8 +297,15 @@ def _on_fake_tensors(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: OptimizerKind) -> torch.optim.Optimizer:
-    """Return an optimizer after its first step, so that its moments exist."""
+def _stepped(
+    model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: OptimizerKind, moment: Moment
+) -> torch.optim.Optimizer:
+    """Return an optimizer after its first step, so that its state exists."""
+
+    def counted(parameter: Tensor) -> None:
+        moment.has_gradient()
+        live.belongs("gradients", [parameter.grad])
+
     optimizer = make_optimizer(model, spec.optimizer, "sgd" if kind == "sgd" else "adamw")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -275,12 +316,15 @@ def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: O
         "optimizer", (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
     )
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(lambda one: live.belongs("gradients", [one.grad]))
+        parameter.register_post_accumulate_grad_hook(counted)
     return optimizer
 
 
-def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shape: Shape) -> None:
+def _pass(
+    model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shape: Shape, moment: Moment, name: str
+) -> None:
     """Run a micro-batch forward as `Policy` does, and backward if gradients are needed."""
+    moment.begin(f"{name} forward")
     inputs: dict[str, Any] = {"input_ids": torch.zeros(shape.lines, shape.width, dtype=torch.long), "use_cache": False}
     if shape.masked:
         inputs["position_ids"] = torch.zeros(shape.lines, shape.width, dtype=torch.long)
@@ -293,6 +337,7 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
         )
         scored = _scored(model, spec, options, features)
     if scored.requires_grad:
+        moment.begin(f"{name} backward")
         scored.sum().backward()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,16 +18,21 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context manager that counts the bytes of tensors made within it: `now`, and `peak`, by kind."""
+    """A context manager that counts the bytes of tensors made within it: `now`, and the peak of each moment, by kind."""
 
-    def __init__(self, kind_of: Callable[[Tensor], str]) -> None:
-        """Start with no tensors; `kind_of` names the kind of a new tensor."""
+    def __init__(self, kind_of: Callable[[Tensor], str], moment_of: Callable[[], Hashable] = tuple) -> None:
+        """Start with no tensors. `kind_of` names the kind of a new tensor, `moment_of` the present part of the work."""
         super().__init__()
-        self._kind_of = kind_of
+        self._kind_of, self._moment_of = kind_of, moment_of
         self._kinds: dict[int, tuple[str, int]] = {}
         self.now: Counter[str] = Counter()
-        self.peak: dict[str, int] = {}
-        self._most = 0
+        self.peaks: dict[Hashable, dict[str, int]] = {}
+        """Bytes by kind when most were alive, for each moment."""
+        self._most: dict[Hashable, int] = {}
+
+    @property
+    def peak(self) -> dict[str, int]:
+        return max(self.peaks.values(), key=lambda parts: sum(parts.values()), default={})
 
     def belongs(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
         """Count these tensors under `kind` from now on, instead of the kind that `kind_of` gave them."""
@@ -40,8 +45,8 @@ class LiveBytes(TorchDispatchMode):
                 self.now[kind] += size
 
     def restart(self) -> None:
-        """Reset the peak to the bytes that are alive now."""
-        self._most = 0
+        """Reset the peaks to the bytes that are alive now."""
+        self.peaks, self._most = {}, {}
         self._look()
 
     def __torch_dispatch__(
@@ -63,8 +68,9 @@ class LiveBytes(TorchDispatchMode):
         self._look()
 
     def _look(self) -> None:
-        if (total := self.now.total()) > self._most:
-            self._most, self.peak = total, {kind: size for kind, size in self.now.items() if size}
+        moment, total = self._moment_of(), self.now.total()
+        if total > self._most.get(moment, 0):
+            self._most[moment], self.peaks[moment] = total, {kind: size for kind, size in self.now.items() if size}
 
     def _freed(self, key: int) -> None:
         kind, size = self._kinds.pop(key)

@@ -205,6 +205,15 @@ def conserved(tokens: Any, media: Sequence[ProcessedMedia], holds: Mapping[str, 
     return f"placeholders in pieces of {_listed(found)} for media in pieces of {_listed(expected)}"
 
 
+def places_of(tokens: Any, media: Sequence[ProcessedMedia], holds: Mapping[str, int]) -> list[np.ndarray]:
+    """Return the places of each medium's placeholders in `tokens`. Raises ValueError if tokens and media do not match."""
+    if fault := conserved(tokens, media, holds):
+        raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
+    places = np.flatnonzero(np.isin(np.asarray(tokens), list(holds.values())))
+    ends = np.cumsum([one.num_placeholders for one in media])
+    return [places[end - one.num_placeholders : end] for one, end in zip(media, ends, strict=True)]
+
+
 def _fit(found: Sequence[tuple[str, int]], laid: Sequence[list[tuple[str, int]]]) -> bool:
     left = list(found)
     for spans in laid:

@@ -20,7 +20,7 @@ class SglangEngine(SteppedEngine[SglangOptions]):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
-        routed_experts=True, float32_head=True,
+        routed_experts=True, float32_head=True, media=frozenset({"image", "video"}),
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
     switches: ClassVar[Mapping[str, str]] = {"delta": "keep_weights"}

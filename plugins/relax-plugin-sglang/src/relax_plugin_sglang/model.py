@@ -12,7 +12,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,10 +33,13 @@ from relax_core.engine_kit.model_weights import tensor_buckets
 from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
+from relax_plugin_sglang.prompt_media import PromptMedia, forget_features
 from relax_plugin_sglang.sampler import Row
 
 SHARED_TOKENS = 64
 """Minimum prompt length in tokens at which equal prompts wait until the first request has filled the cache."""
+Prompt: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
+"""Tokens of a prompt, and keys of its media."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -52,9 +55,9 @@ class Sglang:
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
         self._shares = options.prefix_cache and not spec.kv_across_versions
-        self._waiting: dict[tuple[int, ...], list[GenerateRequest]] = {}
+        self._waiting: dict[Prompt, list[GenerateRequest]] = {}
         """Waiting requests by prompt, while one request computes the prompt's cache for all."""
-        self._prompts: dict[str, tuple[int, ...]] = {}
+        self._prompts: dict[str, Prompt] = {}
         """Prompts whose cache is being computed, by the id of the computing request."""
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
@@ -63,22 +66,28 @@ class Sglang:
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
         self._routed_layers = _RoutedLayers.of(config.hf_config.to_dict()) if replays(spec) else None
+        self._prompt_media = PromptMedia(spec.media, config.hf_config) if spec.media else None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
         if request.routed_experts and self._routed_layers is None:
             raise ValueError('routed_experts: this engine does not record them; set model.routing_replay = "rollout"')
+        if request.media and self._prompt_media is None:
+            raise ValueError("a request has media, but this engine has no media store")
+        prompt = request.tokens, request.media
         if self._shares and len(request.tokens) >= SHARED_TOKENS:
-            if request.tokens in self._waiting:  # SGLang would compute equal prompts of one iteration separately
-                self._waiting[request.tokens].append(request)
+            if prompt in self._waiting:  # SGLang would compute equal prompts of one iteration separately
+                self._waiting[prompt].append(request)
                 return
-            self._waiting[request.tokens], self._prompts[request.id] = [], request.tokens
+            self._waiting[prompt], self._prompts[request.id] = [], prompt
         self._queue(request)
 
     def _queue(self, request: GenerateRequest) -> None:
         params = SamplingParams(max_new_tokens=request.max_new_tokens, stop_token_ids=set(request.stop_tokens))
-        self._take(request.tokens, params, Row(request.id, request), return_routed_experts=request.routed_experts)
+        media = self._prompt_media.of(request.tokens, request.media) if self._prompt_media else None
+        experts = request.routed_experts
+        self._take(request.tokens, params, Row(request.id, request), return_routed_experts=experts, mm_inputs=media)
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
         self._scores[name] = (tokens, temperature)
@@ -106,15 +115,15 @@ class Sglang:
             self._prompts.pop(name, None)
             if inside := self._inside.pop(name, ""):
                 self._scheduler.abort_request(AbortReq(rid=inside))
-        for tokens, waiting in list(self._waiting.items()):
-            self._waiting[tokens] = [request for request in waiting if request.id not in gone]
+        for prompt, waiting in list(self._waiting.items()):
+            self._waiting[prompt] = [request for request in waiting if request.id not in gone]
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
         """Queue waiting requests whose prompt is now cached, or whose prompt's computing request has ended."""
         computing = set(self._prompts.values())
-        for tokens in [tokens for tokens in self._waiting if tokens not in computing]:
-            for request in self._waiting.pop(tokens):
+        for prompt in [prompt for prompt in self._waiting if prompt not in computing]:
+            for request in self._waiting.pop(prompt):
                 self._queue(request)
 
     def step(self) -> dict[str, StepOutput]:
@@ -189,6 +198,8 @@ class Sglang:
         }
 
     def forget_caches(self, running: bool) -> None:
+        if self._prompt_media is not None:
+            forget_features()
         if not running:  # running requests keep their caches; prefixes are not shared then
             return
         with torch.inference_mode():

@@ -141,7 +141,7 @@ class Vllm:
     def forget_caches(self, running: bool) -> None:
         """Drop the prefix cache, so that later requests recompute it. `running`: running requests start anew too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
-        if running and self._prompt_media.takes_images:  # all requests start anew and encode their images again
+        if running and self._prompt_media.takes_media:  # all requests start anew and encode their media again
             self._llm.reset_encoder_cache()
 
     # -- memory ---------------------------------------------------------------------------------------------------

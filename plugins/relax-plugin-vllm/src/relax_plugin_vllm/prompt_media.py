@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images for vLLM, as tensors from the run's media store instead of pictures.
+"""Images and videos for vLLM, as tensors from the run's media store instead of files.
 
 The run's modality processor made these tensors, so trainer and engine compute with the same bits. vLLM's own processor
-is replaced by a processor that only declares the maximum tokens of an image. Supports the models of Qwen3-VL.
+is replaced by a processor that only declares the maximum tokens of a medium. Supports the models of Qwen3-VL.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import EngineArgs, ModelRegistry
 from vllm.inputs.engine import mm_input
@@ -20,7 +22,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.huggingface import conserved
+from relax_core.learn.huggingface import places_of
 from relax_core.media.store import RESTORE_S, MediaStore
 from relax_plugin_vllm.cpu_stand_ins import imported
 from relax_plugin_vllm.environment_variables import on_gpu
@@ -30,6 +32,8 @@ FAMILIES: Mapping[str, str] = {
     "Qwen3VLMoeForConditionalGeneration": "vllm.model_executor.models.qwen3_vl_moe",
 }
 """vLLM's module for each supported architecture, by the architecture's name in `config.json`."""
+_TENSORS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
+"""Names of a medium's patches [patches, values] and of its grid [1, 3], by the kind of the medium."""
 _PROCESSED: Mapping[str, Any] = {
     "skip_mm_profiling": True,
     "mm_processor_cache_gb": 0,
@@ -42,28 +46,33 @@ class PromptMedia:
 
     def __init__(self, directory: str, config: Any) -> None:
         self._store = MediaStore(directory, restore_s=RESTORE_S) if directory else None
-        self._image: int | None = getattr(config, "image_token_id", None)
-        self.takes_images = self._image is not None
+        ids = {kind: getattr(config, f"{kind}_token_id", None) for kind in _TENSORS}
+        self._holds: dict[str, int] = {kind: number for kind, number in ids.items() if number is not None}
+        """Placeholder token of each kind of medium that the model takes."""
         self.weights_epoch = 0
-        """Number of weight changes; a part of each image's cache key, so that features of old weights are not reused."""
+        """Number of weight changes; a part of each medium's cache key, so that features of old weights are not reused."""
+
+    @property
+    def takes_media(self) -> bool:
+        return bool(self._holds)
 
     def prompt(self, tokens: Sequence[int], keys: Sequence[str]) -> Any:
         """Return a prompt in vLLM's format. Raises ValueError if placeholders and media do not match."""
-        if self._image is None or (keys and self._store is None):
+        if not self._holds or (keys and self._store is None):
             if keys:
                 raise ValueError("a request has media, but this engine has no media store or a model without vision")
             return written(tokens)
         shown = [self._store.get(key) for key in keys] if self._store is not None else []
-        if fault := conserved(tokens, shown, {"image": self._image}):
-            raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
+        own = places_of(tokens, shown, self._holds)
         if not shown:
             return written(tokens)
-        return mm_input(
-            list(tokens),
-            MultiModalKwargsItems({"image": [_item(one) for one in shown]}),
-            {"image": [f"{key}-{self.weights_epoch}" for key in keys]},
-            {"image": list(_places(tokens, self._image, shown))},
-        )
+        items, names, places = (defaultdict[str, list[Any]](list) for _ in range(3))
+        for one, at in zip(shown, own, strict=True):
+            kind = one.layout[0].kind
+            items[kind].append(_item(one, kind))
+            names[kind].append(f"{one.key}-{self.weights_epoch}")
+            places[kind].append(_range(at, one, kind))
+        return mm_input(list(tokens), MultiModalKwargsItems(items), names, places)
 
 
 def written(tokens: Sequence[int]) -> Any:
@@ -101,36 +110,39 @@ def _register(architecture: str) -> None:
         ModelRegistry.register_model(architecture, made)
 
 
-def _item(one: ProcessedMedia) -> MultiModalKwargsItem:
-    """Return an image's inputs: `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
-    tensors = {name: torch.from_numpy(one.tensors[name].copy()) for name in ("pixel_values", "image_grid_thw")}
+def _item(one: ProcessedMedia, kind: str) -> MultiModalKwargsItem:
+    """Return a medium's patches and grid in vLLM's form."""
+    patches, grid = _TENSORS[kind]
+    tensors = {name: torch.from_numpy(one.tensors[name].copy()) for name in (patches, grid)}
     fields = {
-        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", tensors["image_grid_thw"].prod(-1)),
-        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        patches: MultiModalFieldConfig.flat_from_sizes(kind, tensors[grid].prod(-1)),
+        grid: MultiModalFieldConfig.batched(kind, keep_on_cpu=True),
     }
-    (item,) = MultiModalKwargsItems.from_hf_inputs(tensors, fields)["image"]
+    (item,) = MultiModalKwargsItems.from_hf_inputs(tensors, fields)[kind]
     return item
 
 
-def _places(tokens: Sequence[int], placeholder: int, shown: Sequence[ProcessedMedia]) -> list[PlaceholderRange]:
-    """Return the range of each image's placeholders in the prompt. Raises ValueError if they are not contiguous."""
-    places: list[PlaceholderRange] = []
-    at = 0
-    for one in shown:
-        at = list(tokens).index(placeholder, at)
-        if any(token != placeholder for token in tokens[at : at + one.num_placeholders]):
-            raise ValueError(f"the placeholders of image {one.key} are not contiguous; place them one after another")
-        places.append(PlaceholderRange(offset=at, length=one.num_placeholders))
-        at += one.num_placeholders
-    return places
+def _range(places: np.ndarray, one: ProcessedMedia, kind: str) -> PlaceholderRange:
+    """Return the range of a medium's placeholders. Raises ValueError for an image in several pieces.
+
+    A video's range begins one token early, at the mark before its first frame, where vLLM starts to look for frames.
+    """
+    first, length = int(places[0]), int(places[-1] - places[0]) + 1
+    if kind == "video":
+        inside = torch.zeros(length + 1, dtype=torch.bool)
+        inside[places - first + 1] = True
+        return PlaceholderRange(offset=first - 1, length=length + 1, is_embed=inside)
+    if length != len(places):
+        raise ValueError(f"the placeholders of image {one.key} are not contiguous; place them one after another")
+    return PlaceholderRange(offset=first, length=length)
 
 
 class _Sizes(BaseProcessingInfo):
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"image": None}
+        return dict.fromkeys(_TENSORS)
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        return {"image": seq_len}
+        return dict.fromkeys(_TENSORS, seq_len)
 
 
 class _Nothing(BaseMultiModalProcessor[_Sizes]):

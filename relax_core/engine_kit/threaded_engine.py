@@ -20,6 +20,7 @@ from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, Gener
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
 from relax_core.engine_kit.engine_thread import DeltaStream, EngineThread
+from relax_core.engine_kit.host_memory import trim
 from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, received, stage_adapter
 
 if TYPE_CHECKING:
@@ -250,7 +251,9 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         def take_out() -> int:
             leaving = wanted - thread.offloaded
             thread.offloaded |= wanted
-            return self._offload(thread, leaving) if leaving else 0
+            freed = self._offload(thread, leaving) if leaving else 0
+            trim()  # malloc keeps the memory of a step's caches
+            return freed
 
         async with self._changing:
             return await thread.ask(take_out)

@@ -7,8 +7,6 @@ drops gradients, and returns the free pages that malloc keeps after a step.
 
 from __future__ import annotations
 
-import ctypes
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from relax_core.engine_kit.host_memory import trim
 from relax_core.trainer_kit.offload import Offload
 from relax_plugin_torch.optimizer import parts as plain_parts
 from relax_plugin_torch.sharding import local
@@ -114,9 +113,3 @@ def _known(parts: Sequence[str]) -> set[str]:
     if unknown := sorted(set(parts) - PARTS):
         raise ValueError(f"parts: got {', '.join(unknown)}; this trainer has {', '.join(sorted(PARTS))}")
     return set(parts)
-
-
-def trim() -> None:
-    """Return malloc's free pages to the system. Does nothing without glibc."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)

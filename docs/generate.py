@@ -332,9 +332,10 @@ GGUF file and keeps the model as a Hugging Face folder of 540 MB in `~/.cache/re
 Later runs link the folder's files. `save_folder(Path("my.gguf"), Path("my-model"))` in `relax_contrib.recipes.smollm.model`
 makes such a folder of another GGUF file that transformers reads.
 
-The seed of `smollm` chooses the held-out sums, 124, 121 and 124 of them; the model is the same. In 30 steps the share of right
-answers rose from 0.048, 0.033 and 0.040 over 0.500, 0.504 and 0.766 (step 15) to 0.895, 0.702 and 0.976. To "What is 16 + 15?"
-the model first answered `One specific mathematical recipe is, "Approximating 16 + 1` and at the end `16 + 15 = 31` (seed 0).
+The seed of `smollm` chooses the held-out sums, 124, 121 and 124 of them; the model is the same. In 30 steps the share of
+right answers rose from 0.048, 0.033 and 0.040 over 0.540, 0.463 and 0.758 (step 15) to 0.855, 0.744 and 0.960. In an earlier
+run of seed 0, the first answer to "What is 16 + 15?" was `One specific mathematical recipe is, "Approximating 16 + 1`, and
+the last one `16 + 15 = 31`.
 
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second
 stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm`,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run costs while it goes: processor seconds of a process and all that it started, and of the whole machine."""
+"""What a run costs while it goes: processor seconds and memory of a process and all that it started."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 
 EVERY_S = 0.25
+MEMORY_EVERY = 4
+"""Looks between two looks at memory, which take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Watched:
         self._command, self._environ, self._limit_s = command, environ, limit_s
         self._moments: list[Moment] = []
         self._seen: dict[int, float] = {}
+        self.peak_bytes = 0
+        """Most memory at any look; a page that processes share counts once."""
 
     def run(self) -> str:
         """Its stdout; RuntimeError where it fails or takes too long."""
@@ -80,8 +84,19 @@ class Watched:
                 except psutil.Error:
                     continue
                 self._seen[one.pid] = max(self._seen.get(one.pid, 0.0), times.user + times.system)
+            if len(self._moments) % MEMORY_EVERY == 0:
+                self.peak_bytes = max(self.peak_bytes, sum(_resident_bytes(one.pid) for one in family))
             self._moments.append(Moment(time.time(), sum(self._seen.values()), _machine_s()))
             time.sleep(EVERY_S)
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the memory of a process, with its share of pages that others map too; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _machine_s() -> float:

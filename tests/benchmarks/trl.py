@@ -5,7 +5,7 @@ TRL runs in an interpreter of its own (`--trl-python`, with trl, datasets and, f
 Relax runs the recipe through the CLI, in every combination of runner, staleness and row skipping. Learning rate, schedule,
 optimizer, loss and lengths are the recipe's for both. Steps in which an evaluation ran count as their neighbours' median.
 `--size 10m` races a larger model that is warmed up on the same tasks, `--size 135m` the recipe `smollm`; `--dtypes bfloat16`
-has bf16 products on both sides, and `--lora RANK` trains adapters. Relax's processes have `OMP_NUM_THREADS` threads.
+has bf16 products on both sides, and `--lora RANK` trains adapters. Relax's processes have the recipe's numbers of threads.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
@@ -40,6 +41,7 @@ SHARED_TOKENS = 64
 """Minimum prompt length in tokens at which equal prompts wait until the first request has filled the cache."""
 Prompt: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 """Tokens of a prompt, and keys of its media."""
+Media: TypeAlias = MultimodalProcessorOutput | None
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -55,7 +57,7 @@ class Sglang:
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
         self._shares = options.prefix_cache and not spec.kv_across_versions
-        self._waiting: dict[Prompt, list[GenerateRequest]] = {}
+        self._waiting: dict[Prompt, list[tuple[GenerateRequest, Media]]] = {}
         """Waiting requests by prompt, while one request computes the prompt's cache for all."""
         self._prompts: dict[str, Prompt] = {}
         """Prompts whose cache is being computed, by the id of the computing request."""
@@ -75,17 +77,17 @@ class Sglang:
             raise ValueError('routed_experts: this engine does not record them; set model.routing_replay = "rollout"')
         if request.media and self._prompt_media is None:
             raise ValueError("a request has media, but this engine has no media store")
+        media = self._prompt_media.of(request.tokens, request.media) if self._prompt_media else None
         prompt = request.tokens, request.media
         if self._shares and len(request.tokens) >= SHARED_TOKENS:
             if prompt in self._waiting:  # SGLang would compute equal prompts of one iteration separately
-                self._waiting[prompt].append(request)
+                self._waiting[prompt].append((request, media))
                 return
             self._waiting[prompt], self._prompts[request.id] = [], prompt
-        self._queue(request)
+        self._queue(request, media)
 
-    def _queue(self, request: GenerateRequest) -> None:
+    def _queue(self, request: GenerateRequest, media: Media) -> None:
         params = SamplingParams(max_new_tokens=request.max_new_tokens, stop_token_ids=set(request.stop_tokens))
-        media = self._prompt_media.of(request.tokens, request.media) if self._prompt_media else None
         experts = request.routed_experts
         self._take(request.tokens, params, Row(request.id, request), return_routed_experts=experts, mm_inputs=media)
 
@@ -116,15 +118,15 @@ class Sglang:
             if inside := self._inside.pop(name, ""):
                 self._scheduler.abort_request(AbortReq(rid=inside))
         for prompt, waiting in list(self._waiting.items()):
-            self._waiting[prompt] = [request for request in waiting if request.id not in gone]
+            self._waiting[prompt] = [one for one in waiting if one[0].id not in gone]
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
         """Queue waiting requests whose prompt is now cached, or whose prompt's computing request has ended."""
         computing = set(self._prompts.values())
         for prompt in [prompt for prompt in self._waiting if prompt not in computing]:
-            for request in self._waiting.pop(prompt):
-                self._queue(request)
+            for request, media in self._waiting.pop(prompt):
+                self._queue(request, media)
 
     def step(self) -> dict[str, StepOutput]:
         self._scheduler.updated.clear()

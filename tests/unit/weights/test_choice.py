@@ -85,13 +85,9 @@ def test_impossible_combinations_of_weights_are_refused(
     assert message in str(caught.value) and "weights" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("engine", "media", "takes", "use"),
-    [("sglang", "image", "text only", "transformers or vllm"), ("vllm", "video", "image", "transformers")],
-)
-def test_media_that_an_engine_does_not_take_are_refused_with_one_that_does(
-    catalogue: Catalogue, engine: str, media: str, takes: str, use: str
-) -> None:
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_media_that_an_engine_does_not_take_are_refused_with_one_that_does(catalogue: Catalogue, engine: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        composed(catalogue, f"engine={engine}", f'media=["{media}"]')
-    assert f"got {media}; engine {engine} accepts {takes}: use {use}, or remove this processor" in str(caught.value)
+        composed(catalogue, f"engine={engine}", 'media=["audio"]')
+    told = f"got audio; engine {engine} accepts image, video: use transformers, or remove this processor"
+    assert told in str(caught.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +79,23 @@ class EngineFixture:
     def generate(self, *requests: GenerateRequest) -> list[Delta]:
         """Run requests to their end; return one joined delta per request, in their order."""
         return self.run(gather(self.engine, requests))
+
+    def interrupted(self, requests: Sequence[GenerateRequest], change: Callable[[], object]) -> list[Delta]:
+        """Pause the engine after the first tokens, call `change`, resume; return the deltas of all requests in order."""
+
+        async def start() -> tuple[AsyncIterator[Sequence[Delta]], list[Delta]]:
+            stream = self.engine.generate(requests)
+            parts = list(await anext(stream))
+            await self.engine.pause()
+            return stream, parts
+
+        async def finish() -> list[Delta]:
+            await self.engine.resume()
+            return [delta async for deltas in stream for delta in deltas]
+
+        stream, parts = self.run(start())
+        change()
+        return parts + self.run(finish())
 
     def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
         """Publish a version: the given tensors, or the weights of the folder `source` (default: `self.other`)."""

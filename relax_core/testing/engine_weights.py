@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from relax_core.api.component import Chosen
-from relax_core.api.engine import Delta, Engine, GenerateRequest
+from relax_core.api.engine import Engine, GenerateRequest
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import Manifest, TensorInfo, Version, combined_fingerprint, tensor_fingerprint
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import (
-    DISK,
     LONG,
     PROMPT,
     PROMPTS,
@@ -164,21 +163,9 @@ class WeightChecks(Suite):
 
     def _lands_amid(self, lab: EngineFixture, renewed: Callable[[], str]) -> bool:
         before, requests = lab.version.step, [lab.request(prompt, LONG, seed=i) for i, prompt in enumerate(PROMPTS)]
-
-        async def start() -> tuple[Any, list[Delta]]:
-            stream = lab.engine.generate(requests)
-            parts = list(await anext(stream))
-            await lab.engine.pause()
-            return stream, parts
-
-        async def finish(stream: Any, parts: list[Delta]) -> list[Delta]:
-            await lab.engine.resume()
-            return parts + [delta async for deltas in stream for delta in deltas]
-
-        stream, parts = lab.run(start())
-        other = renewed()
-        folders = {before: lab.model, lab.version.step: other}
-        parts = lab.run(finish(stream, parts))
+        others: list[str] = []
+        parts = lab.interrupted(requests, lambda: others.append(renewed()))
+        folders = {before: lab.model, lab.version.step: others[0]}
         if {part.version for part in parts} == {before}:
             lab.update(lab.publish(source=lab.model))
             return False
@@ -206,15 +193,8 @@ class WeightChecks(Suite):
         while_generating(kept)
 
     def _keeps_its_cache(self, lab: EngineFixture, request: GenerateRequest) -> bool:
-        async def run() -> list[Delta]:
-            stream = lab.engine.generate([request])
-            parts = list(await anext(stream))
-            await lab.engine.pause()
-            await lab.engine.update_weights(lab.publish(version=Version("actor", 0, 1)), DISK)
-            await lab.engine.resume()
-            return parts + [delta async for deltas in stream for delta in deltas]
-
-        parts = [part for part in lab.run(run()) if part.tokens]
+        found = lab.interrupted([request], lambda: lab.update(lab.publish(version=Version("actor", 0, 1))))
+        parts = [part for part in found if part.tokens]
         if {part.version for part in parts} == {0}:
             return False
         assert {part.version for part in parts} == {0, 1}

@@ -20,7 +20,8 @@ from relax_core.api.modality import PlaceholderSpan, ProcessedMedia
 from relax_core.api.weights import Version
 from relax_core.learn.huggingface import MediaInputs
 from relax_core.media.store import MediaStore
-from relax_core.testing.engine_fixture import TOLERANCE, EngineFixture, log_softmax
+from relax_core.testing.engine_fixture import LONG, TOLERANCE, EngineFixture, log_softmax
+from relax_core.testing.engine_weights import while_generating
 
 PATCH_VALUES = 3 * 2 * tiny.PATCH**2
 NEVER = (tiny.IMAGE, tiny.VIDEO)
@@ -123,31 +124,26 @@ class SeeingSuite:
     def test_media_are_encoded_again_with_new_weights_during_generation(
         self, lab: EngineFixture, shown: tuple[ProcessedMedia, ...]
     ) -> None:
-        request = asked(lab, shown, 60, seed=1)
+        while_generating(lambda: self._encodes_again(lab, shown))
 
-        async def start() -> tuple[Any, list[Delta]]:
-            stream = lab.engine.generate([request])
-            parts = list(await anext(stream))
-            await lab.engine.pause()
-            return stream, parts
-
-        async def finish(stream: Any, parts: list[Delta]) -> list[Delta]:
-            await lab.engine.resume()
-            return parts + [delta async for deltas in stream for delta in deltas]
-
-        before = lab.version.step
-        stream, parts = lab.run(start())
-        lab.update(lab.publish())
+    def _encodes_again(self, lab: EngineFixture, shown: tuple[ProcessedMedia, ...]) -> bool:
+        request, before = asked(lab, shown, LONG, seed=1), lab.version.step
+        found = lab.interrupted([request], lambda: lab.update(lab.publish()))
         folders = {before: lab.model, lab.version.step: lab.other}
-        parts = [part for part in lab.run(finish(stream, parts)) if part.tokens]
-        assert {part.version for part in parts} == set(folders)
-        so_far = request.tokens
-        for part in parts:
-            agrees(folders[part.version], so_far, shown, part)
-            so_far += part.tokens
-        (again,) = lab.generate(asked(lab, shown, seed=1))
-        agrees(lab.other, prompt(shown), shown, again)
-        lab.update(lab.publish(source=lab.model))
+        try:
+            parts = [part for part in found if part.tokens]
+            if {part.version for part in parts} == {before}:
+                return False
+            assert {part.version for part in parts} == set(folders)
+            so_far = request.tokens
+            for part in parts:
+                agrees(folders[part.version], so_far, shown, part)
+                so_far += part.tokens
+            (again,) = lab.generate(asked(lab, shown, seed=1))
+            agrees(lab.other, prompt(shown), shown, again)
+            return True
+        finally:
+            lab.update(lab.publish(source=lab.model))
 
     @pytest.mark.parametrize(
         ("media", "error", "message"),

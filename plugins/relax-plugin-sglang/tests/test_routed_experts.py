@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from relax_core.api.engine import Delta, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.weights import Version
-from relax_core.testing.engine_fixture import CONTEXT, DISK, LONG, PROMPT, PROMPTS, VOCABULARY, EngineFixture, agrees
+from relax_core.testing.engine_fixture import CONTEXT, LONG, PROMPT, PROMPTS, VOCABULARY, EngineFixture, agrees
 from relax_core.testing.engine_hosted import HostedEngine
+from relax_core.testing.engine_weights import while_generating
 
 EXPERTS, TOP_K = 8, 2
 
@@ -92,25 +93,24 @@ def test_experts_are_reported_only_on_request(lab: EngineFixture) -> None:
 
 def test_experts_are_of_the_weights_that_sampled_the_next_token(lab: EngineFixture) -> None:
     """Whatever version a token is of, the engine may compute it again; what was told first is what it was drawn from."""
-    request = lab.request(PROMPT, LONG, seed=3, routed_experts=True)
+    while_generating(lambda: _experts_are_of_their_weights(lab))
 
-    async def run() -> list[Delta]:
-        stream = lab.engine.generate([request])
-        parts = list(await anext(stream))
-        await lab.engine.pause()
-        await lab.engine.update_weights(lab.publish(version=Version("actor", 0, 5)), DISK)
-        await lab.engine.resume()
-        return parts + await collected(stream)
 
-    parts = lab.run(run())
-    old = [token for part in parts if part.version == 0 for token in part.tokens]
-    new = [token for part in parts if part.version == 5 for token in part.tokens]
-    assert old and new
+def _experts_are_of_their_weights(lab: EngineFixture) -> bool:
+    request, before = lab.request(PROMPT, LONG, seed=3, routed_experts=True), lab.version.step
+    parts = lab.interrupted([request], lambda: lab.update(lab.publish()))
+    old = [token for part in parts if part.version == before for token in part.tokens]
+    new = [token for part in parts if part.version == lab.version.step for token in part.tokens]
+    if not new:
+        lab.update(lab.publish(source=lab.model))
+        return False
+    assert old
     tokens, seam = (*PROMPT, *old, *new), len(PROMPT) + len(old) - 1
     found = experts_of(parts, len(tokens))
     np.testing.assert_array_equal(found[:seam], visited(lab.model, tokens)[:seam])
     np.testing.assert_array_equal(found[seam:-1], visited(lab.other, tokens)[seam:-1])
-    lab.update(lab.publish(source=lab.model, version=Version("actor", 0, 6)))
+    lab.update(lab.publish(source=lab.model))
+    return True
 
 
 def test_an_aborted_request_reports_its_experts(lab: EngineFixture) -> None:

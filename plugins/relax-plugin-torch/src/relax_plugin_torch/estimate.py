@@ -103,9 +103,11 @@ class Trace:
 
 
 class Moment:
-    """The present part of an update. The peak of each part is linear in the number of layers; the largest one is not.
+    """The present part of an update: forward, backward or the optimizer's step, of one micro-batch.
 
-    Backward, memory changes linearly from block to block, so it is largest at an end: each half has its own peak.
+    The peak of each part is linear in the number of layers. The largest of these peaks is not, because with more layers
+    another part may need most. Backward, memory changes linearly from block to block, so that it is largest at one of
+    the ends: each half of a backward pass is a part.
     """
 
     def __init__(self, trained: int) -> None:

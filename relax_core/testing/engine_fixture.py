@@ -25,11 +25,9 @@ from relax_core.tensor_files.transport import Disk
 
 T = TypeVar("T")
 Tensors = list[tuple[str, np.ndarray, str]]
-VOCABULARY, CONTEXT = 64, 128
+VOCABULARY, CONTEXT = 64, 4096
 PROMPT = (5, 9, 33, 2, 17)
 PROMPTS = (PROMPT, (7,), (60, 3), (5, 9, 33, 2, 18), tuple(range(2, 40)))
-LONG = 88
-"""Tokens of requests that must still be running when a test pauses or updates the engine."""
 TOLERANCE = 1e-4
 _DEADLINE_S = 120.0
 _KNOWN_S = 30.0
@@ -80,22 +78,39 @@ class EngineFixture:
         """Run requests to their end; return one joined delta per request, in their order."""
         return self.run(gather(self.engine, requests))
 
-    def interrupted(self, requests: Sequence[GenerateRequest], change: Callable[[], object]) -> list[Delta]:
-        """Pause the engine after the first tokens, call `change`, resume; return the deltas of all requests in order."""
+    def endless(self, tokens: Sequence[int], **fields: Any) -> GenerateRequest:
+        """Return a request that fills the context, for tests that pause, update or abort while it is running."""
+        return self.request(tokens, CONTEXT - len(tokens), **fields)
+
+    def updated_amid(self, requests: Sequence[GenerateRequest], update: Callable[[], object]) -> list[Delta]:
+        """Start endless requests, call `update` after their first tokens, and return all deltas in order.
+
+        Engines may run the requests one after another. When each request that had tokens before the update also has tokens
+        of the new version, all requests are aborted.
+        """
 
         async def start() -> tuple[AsyncIterator[Sequence[Delta]], list[Delta]]:
             stream = self.engine.generate(requests)
             parts = list(await anext(stream))
             await self.engine.pause()
+            health = await self.engine.health()
+            assert health.running + health.waiting == len(requests), "endless requests have ended before the update"
             return stream, parts
 
-        async def finish() -> list[Delta]:
+        async def finish() -> None:
             await self.engine.resume()
-            return [delta async for deltas in stream for delta in deltas]
+            new = (await self.engine.health()).version.step
+            waiting = {part.id for part in parts}
+            async for deltas in stream:
+                parts.extend(deltas)
+                fresh = {delta.id for delta in deltas if delta.version == new and delta.tokens}
+                if waiting and not (waiting := waiting - fresh):
+                    await self.engine.abort([request.id for request in requests])
 
         stream, parts = self.run(start())
-        change()
-        return parts + self.run(finish())
+        update()
+        self.run(finish())
+        return parts
 
     def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
         """Publish a version: the given tensors, or the weights of the folder `source` (default: `self.other`)."""

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from relax_core.api.component import Chosen
-from relax_core.api.engine import Engine, GenerateRequest
+from relax_core.api.engine import Engine
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import Manifest, TensorInfo, Version, combined_fingerprint, tensor_fingerprint
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import (
-    LONG,
     PROMPT,
     PROMPTS,
     VOCABULARY,
@@ -51,18 +50,12 @@ LARGEST = 8
 """Number of the likeliest tokens of the test model whose logits are 1 or more."""
 STEP = 2.0**-7
 """Distance of bfloat16 numbers from 1 to 2, of which larger numbers are multiples."""
-TRIES = 5
 
 
 def on_a_grid(ranked: Sequence[tuple[int, float]]) -> bool:
     """Return True if all differences of these log-probs, which are those of the logits, are multiples of `STEP`."""
     steps = (ranked[0][1] - np.array([log_prob for _, log_prob in ranked])) / STEP
     return bool((np.abs(steps - steps.round()) < 0.01).all())
-
-
-def while_generating(lands: Callable[[], bool]) -> None:
-    """Call `lands`, which updates an engine during a request, until the update was in time; fail after TRIES calls."""
-    assert any(lands() for _ in range(TRIES)), f"none of {TRIES} updates took effect during a request"
 
 
 class WeightChecks(Suite):
@@ -155,48 +148,36 @@ class WeightChecks(Suite):
             lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
         self.still_serves(lab)
 
-    # -- updates during a request; tried again if the engine finishes before it is paused ------------------------------
+    # -- updates during a request ---------------------------------------------------------------------------------
 
     def test_weights_may_land_in_the_middle_of_a_request(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
         self.needs(lab.engine.capabilities.in_flight_updates, "in-flight updates")
-        while_generating(lambda: self._lands_amid(lab, renewed))
-
-    def _lands_amid(self, lab: EngineFixture, renewed: Callable[[], str]) -> bool:
-        before, requests = lab.version.step, [lab.request(prompt, LONG, seed=i) for i, prompt in enumerate(PROMPTS)]
-        others: list[str] = []
-        parts = lab.interrupted(requests, lambda: others.append(renewed()))
-        folders = {before: lab.model, lab.version.step: others[0]}
-        if {part.version for part in parts} == {before}:
-            lab.update(lab.publish(source=lab.model))
-            return False
-        assert {part.version for part in parts} == set(folders)
+        before, requests = lab.version.step, [lab.endless(prompt, seed=i) for i, prompt in enumerate(PROMPTS)]
+        parts = lab.updated_amid(requests, renewed)
+        folders = {before: lab.model, lab.version.step: lab.other}
+        assert {part.version for part in parts if part.tokens} == set(folders)
         for request in requests:
             own, so_far = [part for part in parts if part.id == request.id], request.tokens
-            assert len(joined(own).tokens) == LONG
+            assert joined(own).finish == "abort"
             for part in own:
                 assert part.oldest_cache == part.version
                 agrees(folders[part.version], so_far, part)
                 so_far += part.tokens
-        return True
 
     def test_caches_kept_over_an_update_are_reported_and_never_shared(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.keeps_kv_across_versions, "caches that outlive an update")
+        other = EngineFixture(self.make_engine(), lab.model, lab.other)
+        other.start(version=Version("actor", 0, 0), kv_across_versions=True)
+        try:
+            self._keeps_its_cache(other)
+        finally:
+            other.stop()
 
-        def kept() -> bool:
-            other = EngineFixture(self.make_engine(), lab.model, lab.other)
-            other.start(version=Version("actor", 0, 0), kv_across_versions=True)
-            try:
-                return self._keeps_its_cache(other, other.request(PROMPT, LONG, seed=1))
-            finally:
-                other.stop()
-
-        while_generating(kept)
-
-    def _keeps_its_cache(self, lab: EngineFixture, request: GenerateRequest) -> bool:
-        found = lab.interrupted([request], lambda: lab.update(lab.publish(version=Version("actor", 0, 1))))
+    def _keeps_its_cache(self, lab: EngineFixture) -> None:
+        found = lab.updated_amid(
+            [lab.endless(PROMPT, seed=1)], lambda: lab.update(lab.publish(version=Version("actor", 0, 1)))
+        )
         parts = [part for part in found if part.tokens]
-        if {part.version for part in parts} == {0}:
-            return False
         assert {part.version for part in parts} == {0, 1}
         assert {part.oldest_cache for part in parts} == {0}, (
             "oldest_cache must be the version under which the cache began"
@@ -209,7 +190,6 @@ class WeightChecks(Suite):
         (again,) = lab.generate(lab.request(so_far, 9, seed=1))
         assert (again.version, again.oldest_cache) == (1, 1)
         agrees(lab.other, so_far, again)
-        return True
 
     # -- adapters -----------------------------------------------------------------------------------------------
 

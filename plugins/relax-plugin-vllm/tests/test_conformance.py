@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+from relax_plugin_vllm.engine import VllmEngine
 from relax_plugin_vllm.environment_variables import on_gpu
+from relax_plugin_vllm.options import VllmOptions
 
+from relax_core.api import ConfigError
 from relax_core.testing.engine import EngineSuite, PrefixChecks
+from relax_core.testing.engine_fixture import CONTEXT, EngineFixture, tiny_qwen3
 
 
 class TestVllm(PrefixChecks, EngineSuite):
@@ -33,3 +39,21 @@ class TestVllmOnTwoRanks(PrefixChecks, EngineSuite):
     if not on_gpu():
         test_sleep_frees_and_wake_restores = None
         test_an_unknown_part_cannot_be_offloaded = None
+
+
+def test_a_cache_without_room_for_one_context_is_refused(tmp_path: Path) -> None:
+    model = tiny_qwen3(str(tmp_path), 1)
+    lab = EngineFixture(VllmEngine(VllmOptions(kv_cache_mb=1)), model, model)
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_mb: got 1; raise it; .*KV cache is needed"):
+        lab.start()
+
+
+@pytest.mark.skipif(on_gpu(), reason="on a GPU the cache takes the memory that is left")
+def test_the_cache_grows_with_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_plugin_vllm.model.CPU_KV_BYTES", 1)
+    model = tiny_qwen3(str(tmp_path), 1)
+    lab = EngineFixture(VllmEngine(), model, model).start()
+    assert CONTEXT <= lab.facts["kv_tokens"] < 2 * CONTEXT
+    (got,) = lab.generate(lab.request((5,) * (CONTEXT - 9), 9))
+    lab.stop()
+    assert len(got.tokens) == 9

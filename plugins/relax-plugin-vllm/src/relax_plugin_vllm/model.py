@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm import EngineArgs, SamplingParams
+from vllm.config import VllmConfig
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -30,7 +31,8 @@ from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, argume
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-CPU_KV_MB = 256
+CPU_KV_BYTES = 256 << 20
+"""Least size of the KV cache on a CPU, unless the configuration sets the size."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
@@ -42,7 +44,7 @@ class Vllm:
     """A stepper with one model in this process, or in several processes for more than one GPU."""
 
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments_of(spec, options)))
+        self._llm = _started(spec, options)
         self._inside: dict[str, str] = {}
         """vLLM's name of each request, by id."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
@@ -168,6 +170,31 @@ class Vllm:
             self._llm.engine_core.shutdown()
 
 
+def _started(spec: EngineSpec, options: VllmOptions) -> LLMEngine:
+    """Start vLLM. Raises ConfigError if its KV cache has no room for one request of the whole context."""
+    config = EngineArgs(**arguments_of(spec, options)).create_engine_config()
+    cache = config.cache_config
+    if cache.kv_cache_memory_bytes is None and not on_gpu():
+        cache.kv_cache_memory_bytes = max(CPU_KV_BYTES, _context_bytes(config))
+    try:
+        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except ValueError as error:
+        if "KV cache" not in str(error):
+            raise
+        said = str(error).partition(" Based on")[0]
+        if cache.kv_cache_memory_bytes is None:
+            raise ConfigError("engine.gpu_memory", options.gpu_memory, f"raise it, or use more GPUs; {said}") from error
+        have = cache.kv_cache_memory_bytes >> 20
+        raise ConfigError("engine.kv_cache_mb", options.kv_cache_mb or have, f"raise it; {said}") from error
+
+
+def _context_bytes(config: VllmConfig) -> int:
+    """Return the bytes that one request of the whole context needs in a rank's KV cache, with a block to spare."""
+    model, parallel = config.model_config, config.parallel_config
+    numbers = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    return numbers * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)
+
+
 def _check_heads(size: int) -> None:
     """Raise ConfigError for an attention head size without a CPU kernel; vLLM would fail only at the first token."""
     known = CPUAttentionBackend.get_supported_head_sizes()
@@ -178,7 +205,6 @@ def _check_heads(size: int) -> None:
 
 def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     gpu = on_gpu()
-    kv_mb = options.kv_cache_mb or (None if gpu else CPU_KV_MB)
     arguments: dict[str, Any] = {
         "model": spec.model["path"], "skip_tokenizer_init": True, "dtype": spec.model.get("dtype") or "auto",
         "seed": spec.seed & 0x7FFFFFFF, "max_model_len": spec.max_context if spec.max_context < 1 << 24 else None,
@@ -194,8 +220,8 @@ def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     }  # fmt: skip
     if not gpu:
         arguments["block_size"] = CPU_BLOCK_TOKENS
-    if kv_mb is not None:
-        arguments["kv_cache_memory_bytes"] = kv_mb << 20
+    if options.kv_cache_mb is not None:
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_mb << 20
     given = dict(options.engine_args)
     if spec.model.get("head_dtype") == "float32":
         given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}

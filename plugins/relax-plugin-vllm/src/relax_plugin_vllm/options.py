@@ -30,7 +30,8 @@ class VllmOptions(Options):
     """Distribute whole experts over the tensor-parallel GPUs instead of splitting each expert. For data parallelism
     (several copies of the model), start several engines (`placement.rollout.engines`)."""
     kv_cache_mb: PositiveInt | None = None
-    """Size of the KV cache in MiB. Absent: 256 on a CPU; on a GPU, all of `gpu_memory` that weights do not take."""
+    """Size of the KV cache in MiB. Absent: on a CPU 256, or what one request of the whole context needs if that is more;
+    on a GPU all of `gpu_memory` that weights do not take."""
     gpu_memory: float = Field(0.9, gt=0.0, le=1.0)
     """Share of a GPU's memory that the engine may take."""
     max_batch_rows: PositiveInt = 256

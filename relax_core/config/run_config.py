@@ -139,7 +139,7 @@ class AutoscaleKeys(Options):
 
     max_engines: PositiveInt = 8
     """Most engines; the least number is `placement.rollout.min_engines`."""
-    out_cooldown_s: NonNegativeFloat = 60.0
+    out_cooldown_s: NonNegativeFloat = 30.0
     """Seconds after a change of the pool, or its start, before engines may join."""
     in_cooldown_s: NonNegativeFloat = 300.0
     """Seconds after a change of the pool, or its start, before engines may leave."""

@@ -81,7 +81,7 @@ def test_balance_adds_no_engine_if_the_trainer_waits_for_other_things() -> None:
 def test_balance_sees_busy_engines_in_steps_shorter_than_a_window() -> None:
     """On-policy, the engines rest while the trainer works; while it waits all of them are busy."""
     short = replace(BUSY, busy=0.5, trainer_wait=0.5, steps=12)
-    assert targets(Balance(), *[short] * 6) == [None] * 5 + [8]
+    assert targets(Balance(), *[short] * 3) == [None] * 2 + [8]
     assert targets(Balance(), *[replace(short, busy_in_wait=None)] * 12) == [None] * 12
 
 

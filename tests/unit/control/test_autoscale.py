@@ -29,7 +29,7 @@ from tests.unit.control.conftest import configured
 from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted, listener
 
 PLACED = {"placement": {"mode": "hybrid"}}
-UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4}, **PLACED}
+UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4, "out_cooldown_s": 60.0}, **PLACED}
 LIMITS = AutoscaleKeys(max_engines=4, out_cooldown_s=20.0)
 
 

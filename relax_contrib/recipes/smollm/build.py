@@ -17,11 +17,16 @@ from relax_contrib.recipes.smollm.task import split, write
 
 def build(folder: Path, seed: int) -> None:
     """Write all files that the recipe's TOML names. Exits if the model's package is missing."""
-    gguf = gguf_file()
-    folder.mkdir(parents=True, exist_ok=True)
+    link_model(folder)
     sums = split(seed)
     write(sums.train, folder / "train.jsonl")
     write(sums.held_out, folder / "eval.jsonl")
+
+
+def link_model(folder: Path) -> None:
+    """Link the model as `model` in a folder, which is made. Exits if the model's package is missing."""
+    gguf = gguf_file()
+    folder.mkdir(parents=True, exist_ok=True)
     link_cached(partial(save_folder, gguf), cache_folder() / f"smollm-{RELEASE}", folder / "model")
 
 

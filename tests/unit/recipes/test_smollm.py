@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from relax_plugin_reasoning_gym.source import ReasoningGymOptions, ReasoningGymSource
 
 from relax_contrib.recipes.smollm import build as recipe, model as smollm
 from relax_contrib.recipes.smollm.task import LARGEST, split
+from relax_contrib.recipes.smollm_gym import build as gym
 from relax_core.api import Message
 from relax_core.control.prepare import Recipe, plan_run
 from relax_core.data.chat import ChatFamily
@@ -122,6 +125,22 @@ def test_the_built_folder_has_the_files_weights_and_chats_of_the_model(
     (stage,) = plan_run([tmp_path / "built/recipe.toml"], []).stages
     assert stage.config.placement.mode == "colocate"
     assert str(eval(question["content"].removeprefix("What is ").removesuffix("?"))) == row["answer"]
+
+
+def test_the_mixture_is_made_of_the_seed_for_the_same_model(package: Path, tmp_path: Path) -> None:
+    gym.build(tmp_path / "built", 3)
+    (tmp_path / "built/recipe.toml").write_text(Recipe("smollm-gym", gym.__package__).toml())
+    (stage,) = plan_run([tmp_path / "built/recipe.toml"], []).stages
+    assert stage.config.source.name == "reasoning-gym"
+    source = ReasoningGymSource(ReasoningGymOptions(instruction=""))
+    questions = []
+    for name in ("train.gym", "held-out.gym"):
+        source.open(str(tmp_path / "built" / name), {})
+        tasks = [source[number] for number in range(len(source))]
+        assert Counter(task.column("set") for task in tasks).keys() == {"chain_sum", "products", "letter_counting"}
+        assert all(str(task.answer).lstrip("-").isdecimal() for task in tasks)
+        questions.append({task.prompt[-1].content for task in tasks})
+    assert not questions[0] & questions[1]
 
 
 def test_the_model_is_read_once_and_shared_by_later_builds(

@@ -269,9 +269,8 @@ class Core(Options):
     steps: PositiveInt = 200
     """Number of training steps; each step consumes `rollout.groups_per_step` groups."""
     epochs: PositiveFloat | None = None
-    """Length of the run in passes over the training tasks, in place of `steps`: the run has as many steps as take so
-    many tasks, without held-out ones. Tasks that are skipped as too long count; those that a filter rejects are
-    replaced by others."""
+    """Number of passes over the training tasks; replaces `steps`. Held-out tasks do not count, tasks that are skipped as
+    too long do. A task that a filter rejects is replaced by another one."""
     seed: int = 0
     """Random seed of data order, sampling and initialisation."""
     max_staleness: NonNegativeInt | Literal["unbounded"] = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 WORD = "relax-peer "
 """Before answers: libraries print too."""
+CACHE_MB = 256
 Prompts = list[list[int]]
 Generate = Callable[[Prompts, Sequence[int]], None]
 
@@ -27,10 +28,10 @@ def vllm(folder: str, context: int) -> Generate:
     from relax_core.api.engine import EngineSpec
 
     prepare()
-    from relax_plugin_vllm.model import _arguments
+    from relax_plugin_vllm.model import arguments_of
     from vllm import LLM, SamplingParams
 
-    llm = LLM(**_arguments(EngineSpec({"path": folder}, context), VllmOptions()))
+    llm = LLM(**arguments_of(EngineSpec({"path": folder}, context), VllmOptions(kv_cache_mb=CACHE_MB)))
 
     def generate(prompts: Prompts, new: Sequence[int]) -> None:
         params = [SamplingParams(temperature=1.0, max_tokens=count, ignore_eos=True, detokenize=False) for count in new]
@@ -80,9 +81,9 @@ def sglang(folder: str, context: int) -> Generate:
             order = [take(prompt, count) for prompt, count in zip(prompts, new, strict=True)]
             made: dict[str, int] = {}
             while len(made) < len(order):
-                scheduler.told.clear()
+                scheduler.updated.clear()
                 scheduler.step()
-                made.update((req.rid, len(req.output_ids)) for req in scheduler.told if req.finished())
+                made.update((req.rid, len(req.output_ids)) for req in scheduler.updated if req.finished())
         _count([made[name] for name in order], new)
 
     return generate

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -69,3 +71,12 @@ def test_an_interpreter_without_the_engine_says_what_to_install(relax: Relax, ti
     ran = relax("train", tiny / "recipe.toml", "--runner", "local", f"engine={engine}", "steps=2")
     assert ran.code in (2, 4), ran.err
     assert f"pip install 'relax-plugin-{engine}[{engine}]'" in ran.err
+
+
+@pytest.mark.parametrize("engine", INTERPRETERS)
+def test_the_benchmark_measures_an_engine_beside_its_own_call(tmp_path: Path, engine: str) -> None:
+    measure = [sys.executable, "-m", "tests.benchmarks", "engines", "--anyway", "--repeats", "1"]
+    one = ["--engines", engine, f"--{engine}-python", INTERPRETERS[engine], "--sizes", "200k", "--at-once", "16"]
+    subprocess.run([*measure, *one, "--out", str(tmp_path)], check=True, timeout=START_S)
+    (row,) = json.loads((tmp_path / "engines.json").read_text())["rows"]
+    assert row["engine"] == engine and row["of its own"] > 0

@@ -57,3 +57,15 @@ def test_the_cache_grows_with_the_context(tmp_path: Path, monkeypatch: pytest.Mo
     (got,) = lab.generate(lab.request((5,) * (CONTEXT - 9), 9))
     lab.stop()
     assert len(got.tokens) == 9
+
+
+def test_a_prompt_in_chunks_draws_the_same_tokens_as_a_whole_one(tmp_path: Path) -> None:
+    model = tiny_qwen3(str(tmp_path), 1)
+    drawn = {}
+    for size in (16, CONTEXT):
+        options = VllmOptions(max_batch_rows=4, max_batch_tokens=size, prefix_cache=False)
+        lab = EngineFixture(VllmEngine(options), model, model).start()
+        drawn[size] = lab.generate(*(lab.request(tuple(range(4, 4 + length)), 9) for length in (3, 40, 50)))
+        lab.stop()
+    assert [got.tokens for got in drawn[16]] == [got.tokens for got in drawn[CONTEXT]]
+    assert all(len(got.tokens) == 9 for got in drawn[16])

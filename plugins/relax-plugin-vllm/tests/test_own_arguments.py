@@ -14,4 +14,4 @@ from relax_core.testing.engine_fixture import tiny_qwen3
 
 def test_each_argument_that_the_engine_sets_is_in_the_list(tmp_path: Path) -> None:
     spec = EngineSpec({"path": tiny_qwen3(str(tmp_path), 0)}, 64)
-    assert arguments_of(spec, VllmOptions()).keys() - {"enable_chunked_prefill", "block_size"} <= OWN.keys()
+    assert arguments_of(spec, VllmOptions()).keys() - {"block_size"} <= OWN.keys()

@@ -29,6 +29,11 @@ def test_stages_on_a_cpu_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asyncio.run(VllmEngine(VllmOptions(pipeline_parallel=2)).start(EngineSpec({"path": str(tmp_path)}, 64)))
 
 
+def test_an_iteration_without_room_for_a_token_of_each_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_batch_tokens: got 16, less than max_batch_rows = 256.*; raise it"):
+        VllmOptions(max_batch_tokens=16)
+
+
 def test_an_engine_that_was_not_started_says_so() -> None:
     engine = VllmEngine()
     with pytest.raises(InfrastructureError, match="call start first"):

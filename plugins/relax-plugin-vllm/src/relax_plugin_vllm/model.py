@@ -27,17 +27,18 @@ from relax_plugin_vllm import ranks
 from relax_plugin_vllm.environment_variables import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, arguments as media_arguments, written
+from relax_plugin_vllm.sampler import RULES, rules_of
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import LogprobsLists
 
 CPU_KV_BYTES = 256 << 20
 """Least size of the KV cache on a CPU, unless the configuration sets the size."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
-SUPPRESSED = -100.0
-"""Logit bias of suppressed tokens, the strongest that vLLM accepts: it multiplies their odds by e^-100."""
 
 
 class Vllm:
@@ -47,11 +48,15 @@ class Vllm:
         self._llm = _started(spec, options)
         self._inside: dict[str, str] = {}
         """vLLM's name of each request, by id."""
+        core = self._llm.engine_core
+        self._core_output, core.get_output = core.get_output, self._without_log_probs
+        self._log_probs: dict[str, LogprobsLists] = {}
+        """Log-probs of the newest step, by vLLM's name of the request."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         """Tokens and temperature of each sequence to score, by the sequence's name."""
         self._offloaded = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
-        self._on_ranks(ranks.seed_draws)
+        self._on_ranks(ranks.install_sampler)
         config = self._llm.vllm_config.model_config
         if not on_gpu():
             _check_heads(config.get_head_size())
@@ -70,12 +75,9 @@ class Vllm:
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
         params = SamplingParams(
-            max_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p,
-            top_k=request.top_k or -1, seed=ranks.place_seed(request.seed, len(request.tokens)),
-            extra_args={ranks.SEED: request.seed & ranks.SEED_MASK, ranks.PROMPT: len(request.tokens)},
-            stop_token_ids=list(request.stop_tokens), ignore_eos=True, logprobs=request.num_top,
-            detokenize=False, output_kind=RequestOutputKind.DELTA,
-            logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
+            max_tokens=request.max_new_tokens, extra_args={RULES: rules_of(request)}, logprobs=request.num_top,
+            stop_token_ids=list(request.stop_tokens), ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         prompt = self._prompt_media.prompt(request.tokens, request.media)
         self._inside[request.id] = str(self._llm.add_request(request.id, prompt, params))
@@ -99,17 +101,39 @@ class Vllm:
 
     def step(self) -> dict[str, StepOutput]:
         """Run one iteration; return its outputs by request id."""
+        self._log_probs.clear()
         found = {output.request_id: self._new(output) for output in self._llm.step()}
         for name, new in found.items():
             if new.finish:
                 self._inside.pop(name, None)
         return found
 
+    def _without_log_probs(self) -> EngineCoreOutputs:
+        """Take the log-probs out of an output of vLLM's core; vLLM would make a dictionary of objects for each token."""
+        outputs = self._core_output()
+        for output in outputs.outputs:
+            if output.new_logprobs is not None:
+                self._log_probs[output.request_id] = output.new_logprobs
+                output.new_logprobs = None
+        return outputs
+
     def _new(self, output: RequestOutput) -> StepOutput:
-        new = _new(output)
-        if output.request_id in self._scores:
-            tokens, temperature = self._scores.pop(output.request_id)
+        name = output.request_id
+        (one,) = output.outputs
+        new = StepOutput(
+            tuple(one.token_ids), (), _finish(one.finish_reason), cached_tokens=output.num_cached_tokens or 0
+        )
+        if name in self._scores:
+            tokens, temperature = self._scores.pop(name)
             new.scores = tuple(map(_tempered(temperature), filter(None, output.prompt_logprobs or ()), tokens[1:]))
+        elif (lists := self._log_probs.get(self._inside[name])) is not None:
+            values = lists.logprobs.tolist()
+            new.log_probs = tuple(row[0] for row in values)  # of the drawn tokens; the most likely tokens follow
+            if lists.logprobs.shape[1] > 1:
+                new.top = tuple(
+                    tuple(zip(ids[1:], row[1:], strict=True))
+                    for ids, row in zip(lists.logprob_token_ids.tolist(), values, strict=True)
+                )
         return new
 
     def started(self) -> list[str]:
@@ -212,8 +236,6 @@ def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_expert_parallel": options.expert_parallel, "enforce_eager": not (gpu and options.graphs),
         "max_num_seqs": spec.max_concurrency or options.max_batch_rows, "max_num_batched_tokens": options.max_batch_tokens,
         "gpu_memory_utilization": options.gpu_memory, "enable_sleep_mode": gpu,
-        # For a prompt in chunks, vLLM rewinds a random draw, which is impossible with a CPU generator.
-        "enable_chunked_prefill": None if gpu else False,
         # If kv_across_versions is set, a shared cache could outlive the weights that computed it.
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
@@ -226,15 +248,6 @@ def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     if spec.model.get("head_dtype") == "float32":
         given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
     return {**arguments, **media_arguments(architectures_of(spec.model["path"]), spec.media), **given}
-
-
-def _new(output: RequestOutput) -> StepOutput:
-    (one,) = output.outputs
-    rows = list(one.logprobs or ())
-    tokens = tuple(one.token_ids)
-    chosen = tuple(row[token].logprob for row, token in zip(rows, tokens, strict=True)) if rows else ()
-    top = tuple(map(_ranked, rows)) if max(map(len, rows), default=0) > 1 else ()
-    return StepOutput(tokens, chosen, _finish(one.finish_reason), top=top, cached_tokens=output.num_cached_tokens or 0)
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
@@ -251,10 +264,6 @@ def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
         return float((row[token].logprob - highest) / temperature - log(total))
 
     return tempered
-
-
-def _ranked(row: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
-    return tuple((token, found.logprob) for token, found in sorted(row.items(), key=lambda item: item[1].rank))
 
 
 def _finish(reason: str | None) -> FinishReason:

@@ -17,6 +17,7 @@ OWN = {
     "max_num_batched_tokens": "engine.max_batch_tokens", "enable_prefix_caching": "engine.prefix_cache",
     "enforce_eager": "engine.graphs", "max_model_len": "", "skip_tokenizer_init": "", "enable_sleep_mode": "",
     "logprobs_mode": "", "max_logprobs": "", "async_scheduling": "", "disable_log_stats": "",
+    "speculative_config": "", "logits_processors": "",
 }  # fmt: skip
 """vLLM arguments that this engine sets, and the configuration fields for them; empty: no other value would work."""
 
@@ -37,7 +38,7 @@ class VllmOptions(Options):
     max_batch_rows: PositiveInt = 256
     """Maximum number of requests that decode together."""
     max_batch_tokens: PositiveInt | None = None
-    """Maximum number of tokens in an iteration, prompts included; on a CPU, at least the context. Absent: vLLM's
+    """Maximum number of tokens in an iteration, prompts included; longer prompts are computed in chunks. Absent: vLLM's
     default."""
     prefix_cache: bool = True
     """Share the KV cache of common prompt prefixes between requests, until the next update of the weights."""
@@ -53,6 +54,11 @@ class VllmOptions(Options):
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ValueError(
                 "expert_parallel distributes experts over the tensor_parallel GPUs; set tensor_parallel to 2 or more"
+            )
+        if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_batch_rows:
+            raise ValueError(
+                f"max_batch_tokens: got {self.max_batch_tokens}, less than max_batch_rows = {self.max_batch_rows}, which take a"
+                " token each; raise it, or lower max_batch_rows"
             )
         given = self.engine_args
         if own := [f"{name} ({f'set {OWN[name]}' if OWN[name] else 'remove it'})" for name in given if name in OWN]:

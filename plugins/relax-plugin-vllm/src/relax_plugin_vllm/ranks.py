@@ -13,33 +13,12 @@ import torch
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from relax_plugin_vllm.environment_variables import on_gpu
-
-SEED_MASK = (1 << 63) - 1
-SEED, PROMPT = "relax_seed", "relax_prompt"
-"""Keys of a request's `extra_args`: its seed, and the number of its prompt tokens."""
+from relax_plugin_vllm.sampler import DrawingSampler
 
 
-def place_seed(seed: int, place: int) -> int:
-    """Return the seed of the token at `place`, by splitmix64's finaliser: seeds of neighbouring tokens are unrelated."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + place * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (mixed ^ (mixed >> 31)) & SEED_MASK
-
-
-def seed_draws(worker: Any) -> None:
-    """Seed each later draw by the request's seed and the token's position, so that continuations draw the same tokens."""
-    runner = worker.model_runner
-    execute = runner.execute_model
-
-    def seeded(*args: Any, **kwargs: Any) -> Any:
-        for state in runner.requests.values():  # without the new requests, whose generators have their first seed
-            if state.generator is not None:
-                own = state.sampling_params.extra_args
-                state.generator.manual_seed(place_seed(own[SEED], own[PROMPT] + len(state.output_token_ids)))
-        return execute(*args, **kwargs)
-
-    runner.execute_model = seeded
+def install_sampler(worker: Any) -> None:
+    """Draw each later token by the request's seed and the token's position, so that continuations draw the same tokens."""
+    worker.model_runner.sampler = DrawingSampler(worker.model_runner)
 
 
 def begin_load(worker: Any) -> None:

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, Protocol
@@ -124,6 +124,10 @@ class SteppedRequest(OpenRequest):
 
     oldest: int = -1
     """Oldest weight step in the request's KV cache; -1: nothing is computed yet."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens since the last delta, all of one version, as are `log_probs` and `top`."""
+    log_probs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 class StepperThread(EngineThread[SteppedRequest]):
@@ -216,27 +220,35 @@ class StepperThread(EngineThread[SteppedRequest]):
                     answer.set_result([0.0, *new.scores])
 
     def _grown(self, name: str, new: StepOutput) -> None:
-        member, step = self._open[name], self.version.step
-        cached = (new.cached_tokens, len(member.request.tokens)) if new.finish in ("stop", "length") else None
+        member = self._open[name]
+        member.tokens += new.tokens
+        member.log_probs += new.log_probs
+        if member.request.num_top:
+            member.top += (pairs[: member.request.num_top] for pairs in new.top)
         if member.oldest < 0 and new.tokens:
-            member.oldest = step
-        oldest = member.oldest if member.oldest >= 0 else step
-        likeliest = tuple(pairs[: member.request.num_top] for pairs in new.top) if member.request.num_top else ()
-        self._hold(
-            member.stream,
-            Delta(
-                name,
-                new.tokens,
-                new.log_probs,
-                step,
-                oldest,
-                new.finish,
-                new.error,
-                new.routed_experts,
-                top=likeliest,
-                cached=cached,
-            ),
-        )
+            member.oldest = self.version.step
+        if new.finish or new.routed_experts:
+            self._pass(member, new)
+
+    def _pass(self, member: SteppedRequest, new: StepOutput) -> None:
+        """Hold a delta with the tokens since the last one, and with all but the tokens of `new`."""
+        step, request = self.version.step, member.request
+        delta = Delta(
+            request.id, tuple(member.tokens), tuple(member.log_probs), step,
+            member.oldest if member.oldest >= 0 else step, new.finish, new.error, new.routed_experts, top=tuple(member.top),
+            cached=(new.cached_tokens, len(request.tokens)) if new.finish in ("stop", "length") else None,
+        )  # fmt: skip
+        member.tokens, member.log_probs, member.top = [], [], []
+        self._hold(member.stream, delta)
+
+    def flush(self) -> None:
+        for member in self._open.values():
+            if member.tokens:
+                self._pass(member, StepOutput((), ()))
+
+    def _send(self) -> None:
+        self.flush()
+        super()._send()
 
     def _close(self) -> None:
         for answer in self._scoring.values():

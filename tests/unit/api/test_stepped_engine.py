@@ -162,6 +162,13 @@ async def test_requests_run_side_by_side_to_their_ends(engine: CountingEngine) -
     assert all(len(pairs) == 1 for delta in found["b"] for pairs in delta.top)
 
 
+async def test_tokens_that_are_sent_together_are_one_delta(engine: CountingEngine) -> None:
+    deltas = (await gathered(engine, GenerateRequest("a", (1,), 9, num_top=1)))["a"]
+    assert [len(delta.tokens) for delta in deltas] == [4, 4, 1]
+    assert [delta.log_probs for delta in deltas] == [(-0.5,) * 4, (-0.5,) * 4, (-0.5,)]
+    assert [len(delta.top) for delta in deltas] == [4, 4, 1]
+
+
 async def test_a_call_that_the_library_refuses_leaves_nothing_behind(engine: CountingEngine) -> None:
     with pytest.raises(ValueError, match="not for counting"):
         await gathered(engine, GenerateRequest("a", (1,), 3), GenerateRequest("b", (REFUSED,), 3))

@@ -337,8 +337,17 @@ The seed of `smollm` chooses the held-out sums, 124, 121 and 124 of them; the mo
 right answers rose from 0.048, 0.033 and 0.040 over 0.540, 0.463 and 0.758 (step 15) to 0.855, 0.744 and 0.960. In an earlier
 run of seed 0, the first answer to "What is 16 + 15?" was `One specific mathematical recipe is, "Approximating 16 + 1`, and
 the last one `16 + 15 = 31`. `smollm-gym` trains the same model on three sets of reasoning-gym in equal shares, with the
-questions as they are; none of its 192 held-out tasks is trained. With `model.lora.rank=16 model.lora.alpha=32
-optimizer.lr=2e-4`, which trains adapters, seed 0 of `smollm` rose from 0.048 over 0.855 to 1.000.
+questions as they are; none of its 192 held-out tasks is trained.
+
+Other ways to train `smollm`, with the share of right held-out answers before, after step 15 and after step 30:
+
+| settings | seeds | before | step 15 | step 30 | seconds |
+|---|---|---|---|---|---|
+| adapters | 0 1 2 | 0.048 0.033 0.040 | 0.855 0.694 0.992 | 1.000 1.000 0.992 | 780 224 186 |
+| `engine=vllm` | 0 | 0.048 | 0.500 | 0.847 | 300 |
+| `trainer=megatron` | 0 | 0.048 | 0.589 | 0.895 | 517 |
+
+Adapters are `model.lora.rank=16 model.lora.alpha=32 optimizer.lr=2e-4`; other work ran beside their first run.
 
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second
 stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm` and

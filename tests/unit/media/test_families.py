@@ -37,13 +37,13 @@ from relax_plugin_omni.image import ImageOptions, ImageProcessor  # noqa: E402
 from relax_plugin_omni.video import VideoOptions, VideoProcessor  # noqa: E402
 from relax_plugin_torch.model import load_model  # noqa: E402
 from relax_plugin_torch.policy import Policy  # noqa: E402
-from relax_plugin_torch.row_media import RowMedia  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
 from relax_core.data.chat import ChatFamily  # noqa: E402
 from relax_core.data.placeholders import PlaceholderTokens, expand_placeholders  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
+from relax_core.trainer_kit.row_media import RowMedia  # noqa: E402
 
 CPU = torch.device("cpu")
 WORDS = ("what", "is", "this", "?", "seconds>", *(f"<{tenth / 10:.1f}" for tenth in range(20)))
@@ -109,10 +109,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return built(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
 
-def built(model_type: str, folder: Path, gate_std: float = 0.0) -> Model:
-    """Make a model; `gate_std`: spread of its routers' weights, 0 for the library's own."""
+def built(model_type: str, folder: Path, gate_std: float = 0.0, **text: Any) -> Model:
+    """Make a model; `gate_std`: spread of its routers' weights, 0 for the library's own. `text`: of its decoder."""
     tiny.save_tokenizer(WORDS, folder)
-    made = tiny.build_model(model_type, 3, 64, initializer_range=0.1)
+    made = tiny.build_model(model_type, 3, 64, initializer_range=0.1, **text)
     for name, parameter in made.named_parameters():
         if gate_std and name.endswith("mlp.gate.weight"):
             torch.nn.init.normal_(parameter, std=gate_std)

@@ -18,10 +18,10 @@ from torch import Tensor
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_core.trainer_kit.chunk_rows import wanted
+from relax_core.trainer_kit.row_media import RowMedia
 from relax_plugin_torch.flops import FlopCounter
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 from relax_plugin_torch.routing_replay import RoutingReplay, prefix_keys
-from relax_plugin_torch.row_media import RowMedia
 from relax_plugin_torch.setup import FLASH
 
 if TYPE_CHECKING:

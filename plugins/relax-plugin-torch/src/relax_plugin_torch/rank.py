@@ -44,6 +44,7 @@ from relax_core.trainer_kit.lora import FOLDER
 from relax_core.trainer_kit.model_folder import check_rows, fingerprint
 from relax_core.trainer_kit.offload import check_offload
 from relax_core.trainer_kit.ranks import Ranks, collective_call
+from relax_core.trainer_kit.row_media import RowMedia, check_text_only
 from relax_core.trainer_kit.setup import (
     HEAD_OUTPUTS,
     TRAINED_ROLES,
@@ -70,10 +71,9 @@ from relax_plugin_torch.options import TorchOptions
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.routing_replay import OUTPUT, RoutingReplay
-from relax_plugin_torch.row_media import RowMedia, check_media, check_text_only, towers
 from relax_plugin_torch.setup import choose_attention, frozen_format, rounded
-from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
-from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_tensor_parallel
+from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, towers, whole
+from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_media, check_tensor_parallel
 
 
 class Rank:

@@ -7,7 +7,7 @@ This module also converts between shards and whole tensors, for publishing, savi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,3 +122,14 @@ def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
         key = (tensor.device_mesh, len(tensor.placements)) if isinstance(tensor, DTensor) else None
         groups.setdefault(key, []).append(index)
     return list(groups.values())
+
+
+def towers(model: Any) -> list[nn.Module]:
+    """Return the vision and audio modules of the model.
+
+    Sharding keeps these modules whole on every rank: a rank without media skips them, so gathering would never end.
+    """
+    base = model.base_model
+    if not hasattr(base, "language_model"):
+        return []
+    return [module for name, module in base.named_children() if name != "language_model"]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from relax_core.api import ConfigError
+from relax_core.api import ConfigError, TrainerSpec
 from relax_plugin_torch.sharding import local
 
 if TYPE_CHECKING:
@@ -121,3 +121,11 @@ def planned(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
         style = plan.get(re.sub(r"\d+", "*", path))
         if style is not None:
             yield module, style
+
+
+def check_media(spec: TrainerSpec, group_size: int) -> None:
+    """Raise ConfigError for media with tensor parallelism: no model's plan splits its vision and audio modules."""
+    if spec.media and group_size > 1:
+        raise ConfigError(
+            "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" supports media'
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
@@ -50,10 +50,8 @@ class RowMedia:
         places = np.isin(tokens.values, ids)
         if (places & mask.values.astype(bool)).any():
             at = int(np.argmax(places & mask.values.astype(bool)))
-            row = int(np.searchsorted(tokens.offsets(), at, side="right")) - 1
-            raise ValueError(
-                f"row {tuple(rows.ids[row])}: trains token {int(tokens.values[at])}, a placeholder of media"
-            )
+            trained = rows.ids[int(np.searchsorted(tokens.offsets(), at, side="right")) - 1]
+            raise ValueError(f"row {tuple(trained)}: trains token {int(tokens.values[at])}, a placeholder of media")
         if not places.any() and COLUMN not in rows.columns:
             return
         for row, own, media in zip(rows.ids, tokens.rows(), self.of(rows), strict=True):
@@ -77,25 +75,6 @@ class RowMedia:
         """Return True if any row has media."""
         column = batch.rows.columns.get(COLUMN)
         return column is not None and len(column.values) > 0
-
-
-def towers(model: Any) -> list[nn.Module]:
-    """Return the vision and audio modules of the model.
-
-    Sharding keeps these modules whole on every rank: a rank without media skips them, so gathering would never end.
-    """
-    base = model.base_model
-    if not hasattr(base, "language_model"):
-        return []
-    return [module for name, module in base.named_children() if name != "language_model"]
-
-
-def check_media(spec: TrainerSpec, group_size: int) -> None:
-    """Raise ConfigError for media with tensor parallelism: no model's plan splits its vision and audio modules."""
-    if spec.media and group_size > 1:
-        raise ConfigError(
-            "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" supports media'
-        )
 
 
 def check_text_only(spec: TrainerSpec) -> None:

@@ -9,7 +9,6 @@ the tensors that changed.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import NO_ROOM, ConfigError, InfrastructureError
 from relax_core.api.weights import (
     Manifest,
     Payload,
@@ -78,7 +77,7 @@ class FileTransport(WeightTransport):
             self._sent[version.model] = manifest, DeltaBase(version, load, infos)
             return manifest
         except OSError as error:
-            room = " (no space left; free some or name another weights location)" if error.errno == errno.ENOSPC else ""
+            room = " (no space left; free some or name another weights location)" if error.errno in NO_ROOM else ""
             raise InfrastructureError(f"{version}: can't write to {directory}: {error.strerror}{room}") from error
 
     def _send_delta(

@@ -8,7 +8,6 @@ A file is written atomically, and a reader's mapping stays valid even if the fil
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import secrets
@@ -21,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from relax_core.api.batch import Ragged
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import NO_ROOM, InfrastructureError
 from relax_core.tensor_files.mapped_files import MEMORY, PREFIX, claim, read_or_map, sweep_abandoned, write_whole
 from relax_core.tensor_files.safetensors_file import pack, parse
 
@@ -79,7 +78,7 @@ class BlockFolder:
         try:
             write_whole(Path(self._file(key)), Path(f"{self._file(key)}.part"), parts)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in NO_ROOM:
                 return False
             raise
         return True

@@ -72,18 +72,18 @@ def test_values_that_are_not_plain_numbers_are_not_written(folder: BlockFolder, 
     assert os.listdir(folder.path) == []
 
 
-def test_a_full_memory_leaves_nothing(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_memory_leaves_nothing(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
     block = {"a": rows(np.arange(100))}
-    monkeypatch.setattr(Path, "rename", _full)
+    monkeypatch.setattr(Path, "rename", full)
     assert not folder.write(1, block)
     monkeypatch.undo()
     monkeypatch.setattr(BlockFolder, "_free_bytes", lambda self: 1000)
     assert not folder.write(1, block)
     assert os.listdir(folder.path) == []
-
-
-def _full(*arguments: object) -> None:
-    raise OSError(errno.ENOSPC, "no space left on device")
 
 
 @pytest.mark.parametrize("data", [b"", b"something else altogether", struct.pack("<Q", 1 << 40)])

@@ -46,6 +46,8 @@ about 12 * width^2 weights, and a token has about 20 * width numbers in each lay
 UNBOUNDED = 1 << 30
 AT_ONCE = 8192
 """Tokens that a trainer trains at once if `batch.tokens_per_micro_batch` is not set."""
+MEDIA_NOTE = "each image, video or sound counts as one token of its prompt; the real rows are longer and need more"
+"""Note of an estimate for a run with media."""
 PROMPTS = 256
 """Number of prompts that are measured to find the longest; a later prompt may be longer."""
 LIBRARIES = 1 << 29

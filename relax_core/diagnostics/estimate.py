@@ -16,6 +16,7 @@ from pathlib import Path
 from relax_core.api.plan import Plan
 from relax_core.config.layers import Source
 from relax_core.control.memory_check import (
+    MEDIA_NOTE,
     MemoryBudget,
     ProcessNeed,
     device_memory,
@@ -79,7 +80,7 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
             budgets = memory_budgets(needs, free_memory(), device_memory())
             durations = _durations(needs, rate, stage.config.batch.passes)
             check = stage.config.placement.check_memory
-            notices = planned.composed.notices
+            notices = (*planned.composed.notices, *((MEDIA_NOTE,) if stage.config.media else ()))
             estimates.append(
                 RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check, notices)
             )

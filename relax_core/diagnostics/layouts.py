@@ -19,6 +19,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.memory_check import (
+    MEDIA_NOTE,
     MemoryBudget,
     PlanContext,
     ProcessNeed,
@@ -227,8 +228,9 @@ def compare(
     ordered = sorted(map(estimated, layouts), key=lambda one: (bool(one.field), one.seconds, one.needed))
     options = {f"trainer.{name}": value for name, value in trainer.options.model_dump(mode="json").items()}
     configured = {**options, "batch.tokens_per_micro_batch": config.batch.tokens_per_micro_batch}
-    notes = tuple(f"the memory of {need.group.name} is left out: {need.unknown}" for need in engines if need.unknown)
-    return LayoutComparison(stage, ranks, configured, tuple(ordered), notes)
+    notes = [f"the memory of {need.group.name} is left out: {need.unknown}" for need in engines if need.unknown]
+    notes += [MEDIA_NOTE] if config.media else []
+    return LayoutComparison(stage, ranks, configured, tuple(ordered), tuple(notes))
 
 
 def _names_layouts(catalogue: Catalogue, name: str) -> bool:

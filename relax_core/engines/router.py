@@ -120,6 +120,8 @@ class Router:
         self._affinity = PrefixAffinity()
         self.cached_tokens = self.prompt_tokens = 0
         """Prompt tokens that engines found in their prefix caches, and all prompt tokens, as far as engines count them."""
+        self.kept_drafts = self.drafted_tokens = 0
+        """Tokens that engines drafted ahead and kept, and all drafted tokens."""
         self._incarnation = 0
         """Incarnation of the newest published weights."""
         self.vocab_size = self.max_context = 0

@@ -23,13 +23,13 @@ from tests.benchmarks.runs import built, trained
 RUN_S = 3600.0
 TORCH = "torch"
 TWO = ("placement.actor.ranks=2",)
+SPLIT = (*TWO, "trainer.tensor_parallel=2", "trainer.sequence_parallel=true")
+SPREAD = (*TWO, "trainer.expert_parallel=2")
 LAYOUTS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "quickstart": {
-        TORCH: (),
-        "one rank": (),
-        "tensor and sequence parallel": (*TWO, "trainer.tensor_parallel=2", "trainer.sequence_parallel=true"),
-    },
-    "experts": {TORCH: (), "expert parallel": (*TWO, "trainer.expert_parallel=2")},
+    "quickstart": {TORCH: (), "one rank": (), "tensor and sequence parallel": SPLIT},
+    "experts": {TORCH: (), "expert parallel": SPREAD},
+    "colours": {TORCH: (), "tensor and sequence parallel": SPLIT},
+    "tones": {TORCH: (), "expert parallel": SPREAD},
 }
 """Settings of each layout by recipe; all but `torch` train with Megatron."""
 Cell = Mapping[str, Any]

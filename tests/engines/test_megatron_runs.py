@@ -17,6 +17,7 @@ from tests.graph.ray_run import Start
 
 START_S = 300.0
 """Importing vLLM or SGLang reads gigabytes."""
+SPREAD = ("placement.actor.ranks=2", "trainer.expert_parallel=2")
 SPLIT = ("placement.actor.ranks=2", "trainer.tensor_parallel=2", "trainer.sequence_parallel=true")
 
 
@@ -37,8 +38,8 @@ def test_the_quickstart_learns_on_two_ranks_as_its_engine_samples(start: Start, 
 
 def test_a_mixture_learns_on_two_ranks_that_replay_the_experts_of_its_engine(start: Start, tmp_path: Path) -> None:
     run = start.train(
-        tmp_path / "run", "experts", "trainer=megatron", f"trainer.python={MEGATRON}", "placement.actor.ranks=2",
-        "trainer.expert_parallel=2", "run.runner=local", "steps=60", "eval.every=0",
+        tmp_path / "run", "experts", "trainer=megatron", f"trainer.python={MEGATRON}", *SPREAD,
+        "run.runner=local", "steps=60", "eval.every=0",
     )  # fmt: skip
     assert run.end(280) == 0, run.err
     steps = run.steps()
@@ -50,6 +51,24 @@ def test_a_mixture_learns_on_two_ranks_that_replay_the_experts_of_its_engine(sta
     published = [event for event in open_run(tmp_path / "run").events() if event["event"] == "weights published"]
     assert [event["version"] for event in published] == [f"actor@0.{step}" for step in range(1, 61)]
     assert all(event["receivers"] == ["engine-0"] for event in published)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout"), [("colours", SPLIT), ("tones", SPREAD)], ids=["pictures", "sound and experts"]
+)
+def test_two_ranks_learn_to_see_and_to_hear_as_their_engine_samples(
+    relax: Relax, tmp_path: Path, recipe: str, layout: tuple[str, ...]
+) -> None:
+    ran = relax(
+        "train", recipe, "--runner", "local", "--run-dir", tmp_path / "run", "trainer=megatron",
+        f"trainer.python={MEGATRON}", *layout, timeout_s=START_S,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    run = open_run(tmp_path / "run")
+    assert run.summary()["balanced"] and len(run.metrics().column("reward/mean")) == 60
+    assert max(run.metrics().column("train/rollout_log_prob_diff_lag0_max")) < 1e-3
+    shares = run.metrics().column("eval/held-out/mean")
+    assert shares[-1] > shares[0] + 0.1
 
 
 ADAPTERS = ("model.lora.rank=8", "optimizer.lr=5e-3")

@@ -117,7 +117,7 @@ def keep_gradient(decoder: Decoder) -> None:
     Recomputation skips layers whose inputs need no gradient, and a pipeline's first stage has to give its outputs one.
     """
     if decoder.pre_process:
-        decoder.embedding.register_forward_hook(_with_gradient)
+        decoder.embedding.word_embeddings.register_forward_hook(_with_gradient)
 
 
 def _add(module: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]) -> Any:

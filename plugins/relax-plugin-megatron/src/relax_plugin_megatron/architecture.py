@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,15 @@ from relax_core.api import ConfigError
 from relax_plugin_megatron.layout import Grid
 
 FIELD = "model.path"
-DENSE, MIXTURES = ("llama", "qwen2", "qwen3"), ("qwen3_moe", "mixtral")
+DENSE, MIXTURES = ("llama", "qwen2", "qwen3", "qwen3_vl"), ("qwen3_moe", "mixtral", "qwen3_omni_moe_thinker")
+ENCODERS: Mapping[str, tuple[str, ...]] = {
+    "qwen3_vl": ("model.visual.",), "qwen3_omni_moe_thinker": ("visual.", "audio_tower."),
+}  # fmt: skip
+"""Prefixes of the tensors of vision and audio encoders in a folder, by family."""
+DECODER: Mapping[str, str] = {"qwen3_vl": "model.language_model."}
+"""Prefix of the decoder's tensors in a folder, by family. Families that are missing here have `model.`."""
+_SECTIONS = (24, 20, 20)
+"""Sections of Qwen3-VL's positions if config.json names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,12 @@ class Architecture:
     """True if the weights of a token's experts are scaled to a sum of 1."""
     dense_layers: tuple[int, ...] = ()
     """Layers without experts in a mixture of experts."""
+    encoders: tuple[tuple[str, int], ...] = ()
+    """Tensors of vision and audio encoders: names in the folder, and numbers of values."""
+    sections: tuple[int, ...] = ()
+    """Frequencies that rotate by time, height and width; empty: positions are token indices."""
+    deep_layers: int = 0
+    """Number of first layers after each of which features of images and videos are added."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], path: str) -> Architecture:
@@ -53,6 +68,8 @@ class Architecture:
         if family not in (*DENSE, *MIXTURES):
             known = ", ".join((*DENSE, *MIXTURES))
             raise ConfigError(FIELD, f"{path} of the family {family}", f"megatron trains {known}; use trainer = torch")
+        sees, whole = family in ENCODERS, config
+        config = whole["text_config"] if sees else whole
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         base, factor = _rope(config, path)
         moe = family in MIXTURES
@@ -64,13 +81,15 @@ class Architecture:
             head_width=int(config.get("head_dim") or hidden // heads),
             mlp_width=int(config["intermediate_size"]), vocabulary=int(config["vocab_size"]),
             context=int(config.get("max_position_embeddings", 0)), norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_base=base, rope_factor=factor, tied=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=family == "qwen2", head_norms=family in ("qwen3", "qwen3_moe"),
+            rope_base=base, rope_factor=factor, tied=bool(whole.get("tie_word_embeddings", False)),
+            attention_bias=family == "qwen2", head_norms=family.startswith("qwen3"),
             experts=int(config.get("num_experts") or config.get("num_local_experts") or 0) if moe else 0,
             experts_per_token=int(config.get("num_experts_per_tok", 0)) if moe else 0,
             expert_width=int(config.get("moe_intermediate_size") or config["intermediate_size"]) if moe else 0,
             renormalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)),
             dense_layers=_dense_layers(config, layers) if moe else (),
+            encoders=_encoders(path, ENCODERS[family]) if sees else (), sections=_sections(config) if sees else (),
+            deep_layers=len(whole["vision_config"].get("deepstack_visual_indexes") or ()) if sees else 0,
         )  # fmt: skip
 
     def check(self, grid: Grid, sequence_parallel: bool) -> None:
@@ -84,6 +103,10 @@ class Architecture:
         ):
             if count % size or (size > 1 and not count):
                 raise ConfigError(f"trainer.{key}", size, f"it must divide the {count} {what} of the model")
+        if self.deep_layers > self.layers // (grid.pipeline * grid.virtual):
+            key = "pipeline_parallel" if grid.virtual == 1 else "virtual_pipeline"
+            fix = f"the first chunk of layers must hold the first {self.deep_layers}, which get features of images; lower it"
+            raise ConfigError(f"trainer.{key}", grid.pipeline if grid.virtual == 1 else grid.virtual, fix)
         if sequence_parallel and grid.tensor == 1:
             fix = "it splits rows over tensor-parallel ranks; set trainer.tensor_parallel to 2 or more"
             raise ConfigError("trainer.sequence_parallel", True, fix)
@@ -110,6 +133,7 @@ class Architecture:
         head = (self.hidden if scalar else vocabulary) * last
         dense = matrices + (2 * self.hidden + 2 * self.head_width * self.head_norms) * layers
         dense += vocabulary * first + (0 if shared else head) + self.hidden * last
+        dense += sum(size for _, size in self.encoders) * first
         return Sizes(dense, experts, matrices + one * self.experts_per_token // grid.tensor * mixtures + head, mixtures)
 
     def _attention(self, grid: Grid) -> int:
@@ -150,6 +174,21 @@ def _rope(config: Mapping[str, Any], path: str) -> tuple[float, float]:
     raise ConfigError(
         FIELD, f"{path} with positions of the type {kind}", "megatron has default and llama3 positions only"
     )
+
+
+def _sections(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return how many frequencies rotate by time, height and width."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return tuple(int(size) for size in rope.get("mrope_section") or _SECTIONS)
+
+
+def _encoders(path: str, prefixes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Return the names of a folder's tensors with these prefixes, and their numbers of values."""
+    from relax_plugin_megatron.folder import FolderReader
+
+    with FolderReader(path) as folder:
+        names = sorted(name for name in folder.names if name.startswith(prefixes))
+        return tuple((name, math.prod(folder.shape(name))) for name in names)
 
 
 def _refuse(config: Mapping[str, Any], family: str, path: str) -> None:

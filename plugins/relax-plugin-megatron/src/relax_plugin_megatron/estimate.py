@@ -28,6 +28,7 @@ LOGITS_AT_ONCE = 3
 """Float32 arrays of the size of the logits that scoring holds: logits, their exponentials, and a gradient."""
 MOST_TOKENS = 1 << 17
 """Largest micro-batch, in tokens, of a layout to compare; a single row may be longer."""
+ENCODERS = "megatron: activations and work of the vision and audio encoders are left out; their parameters are not"
 NOTE = "megatron: activations by the formulas of Korthikanti et al. 2022; buffers of communication are left out"
 
 
@@ -78,7 +79,7 @@ def estimate(
     if trains and options.offload_optimizer:  # the state is on the device only for the optimizer's step
         meanwhile = ("parameters", "gradients", "optimizer")
         phases = {phase: {**parts, "optimizer": 0}, "update": {name: parts[name] for name in meanwhile}}
-    notes, gradients = [], 0.0
+    notes, gradients = [ENCODERS] if shape.encoders else [], 0.0
     forward = 2.0 * (1 + again + trains)  # each matrix again for the gradient of its inputs
     if trains:  # and for the gradient of its own
         gradients = 2.0 * (trained.multiplied if lora is None else adapters)

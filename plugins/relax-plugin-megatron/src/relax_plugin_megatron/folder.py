@@ -44,6 +44,10 @@ class FolderReader:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    @property
+    def names(self) -> Iterable[str]:
+        return self._file_of
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. Raises ConfigError if the folder lacks it."""
         return tuple(self._slice(name).get_shape())

@@ -18,6 +18,8 @@ from relax_plugin_megatron.lora import ROLES, matches_within
 from relax_plugin_megatron.mapping import DENSE_MLP, EMBEDDING, ENDS, FAMILIES, HEAD, Rule
 
 FIELD = "model.freeze"
+ENCODER = "encoder"
+"""Key of all tensors of vision and audio encoders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,17 @@ def parts(shape: Architecture, scalar: bool) -> tuple[Part, ...]:
 
 
 def _parts(shape: Architecture, scalar: bool) -> Iterator[Part]:
+    rules = FAMILIES[shape.family]
     head = (SCALAR_HEAD,) if scalar else () if shape.tied else (HEAD,)
     for key in (EMBEDDING, "decoder.final_layernorm.weight", *head):
-        yield Part(key, -1, ENDS[key].sources, ENDS[key])
+        yield Part(key, -1, rules[key].sources, rules[key])
+    for name, _ in shape.encoders:
+        yield Part(ENCODER, -1, (name,), Rule((name,)))
     switches = {"self_attention.linear_qkv.bias": shape.attention_bias}
     switches |= {f"self_attention.{one}_layernorm.weight": shape.head_norms for one in "qk"}
     for layer in range(shape.layers):
         mixture = bool(shape.experts) and layer not in shape.dense_layers
-        for key, rule in FAMILIES[shape.family].items():
+        for key, rule in ((key, rule) for key, rule in rules.items() if key not in ENDS):
             inside = switches.get(key, not mixture if key in DENSE_MLP else mixture or not key.startswith("mlp."))
             for expert in range(shape.experts if "experts" in key else 1) if inside else ():
                 yield Part(key, layer, tuple(one.format(layer=layer, expert=expert) for one in rule.sources), rule)
@@ -83,7 +88,18 @@ def frozen(spec: TrainerSpec, shape: Architecture, scalar: bool) -> frozenset[st
 @cache
 def _matching(shape: Architecture, scalar: bool, pattern: str) -> frozenset[str]:
     names = (source for part in parts(shape, scalar) for source in part.sources)
-    return frozenset(name for name in names if matches_within(name, pattern))
+    return frozenset(name for name in names if any(matches_within(one, pattern) for one in _known(shape, scalar, name)))
+
+
+def _known(shape: Architecture, scalar: bool, name: str) -> tuple[str, ...]:
+    """Return the names of a folder's tensor that patterns may match: also those of transformers' model, if they differ."""
+    embedding = FAMILIES[shape.family][EMBEDDING].sources[0]
+    if name == embedding and shape.tied and not scalar:
+        return (name, "lm_head.weight")
+    if shape.family == "qwen3_omni_moe_thinker":
+        within = name.removeprefix("model.")
+        return (name, f"model.{name}" if within == name else f"model.language_model.{within}")
+    return (name,)
 
 
 def trained(shape: Architecture, grid: Grid, rank: int, sizes: Sizes, scalar: bool, frozen: Set[str]) -> Sizes:
@@ -91,9 +107,12 @@ def trained(shape: Architecture, grid: Grid, rank: int, sizes: Sizes, scalar: bo
     if not frozen:
         return sizes
     held, elements, dense, experts, multiplied = grid.layers(rank, shape.layers), _elements(shape, grid), 0, 0, 0
-    first, last = grid.stage(rank) == 0, grid.stage(rank) == grid.pipeline - 1
+    first, last, encoders = grid.stage(rank) == 0, grid.stage(rank) == grid.pipeline - 1, dict(shape.encoders)
     for part in parts(shape, scalar):
         if part.sources[0] not in frozen:
+            continue
+        if part.key == ENCODER:
+            dense += encoders[part.sources[0]] if first else 0
             continue
         head = last and (part.key in (HEAD, SCALAR_HEAD) or (part.key == EMBEDDING and shape.tied and not scalar))
         own = elements[part.key] // (grid.tensor if part.rule.axis is not None else 1)

@@ -13,7 +13,7 @@ from typing import Self
 
 from relax_core.api import ConfigError, TrainerSpec
 from relax_core.trainer_kit.lora import FIELD, LoraTable
-from relax_plugin_megatron.architecture import Architecture
+from relax_plugin_megatron.architecture import DECODER, Architecture
 from relax_plugin_megatron.layout import Grid
 
 HEAD = "lm_head"
@@ -64,6 +64,8 @@ class Lora:
                 raise ConfigError(f"{FIELD}.{name}", value, fix)
         if spec.role not in ROLES:
             return None
+        if shape.family == "qwen3_omni_moe_thinker":  # engines name its layers as transformers does, not as the folder
+            raise ConfigError(FIELD, "set", f"megatron has no adapters for {shape.family}; use trainer = torch")
         linears = tuple(_linears(shape))
         patterns = table.targets
         if spec.role == "critic":
@@ -91,8 +93,9 @@ class Lora:
 
 def _linears(shape: Architecture) -> Iterator[Linear]:
     query, key_value = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
+    decoder = DECODER.get(shape.family, "model.")
     for layer in range(shape.layers):
-        attention, mlp = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."
+        attention, mlp = f"{decoder}layers.{layer}.self_attn.", f"{decoder}layers.{layer}.mlp."
         yield Linear(f"{attention}q_proj", layer, shape.hidden, query, False)
         yield Linear(f"{attention}k_proj", layer, shape.hidden, key_value, False)
         yield Linear(f"{attention}v_proj", layer, shape.hidden, key_value, False)

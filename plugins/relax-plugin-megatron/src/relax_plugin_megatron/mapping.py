@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from relax_core.api import ConfigError
 from relax_core.trainer_kit.lora import matrix
 from relax_core.trainer_kit.setup import SCALAR_HEAD
+from relax_plugin_megatron.architecture import DECODER, ENCODERS
 
 Join = Literal["single", "attention", "concatenated"]
 
@@ -79,16 +80,26 @@ def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Rule]:
     }
 
 
+def _below(decoder: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Return rules for a folder in which the names of the decoder begin with `decoder` instead of `model.`."""
+    return {
+        key: replace(rule, sources=tuple(re.sub(r"^model\.", decoder, one) for one in rule.sources))
+        for key, rule in rules.items()
+    }
+
+
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+DENSE = {**ENDS, **BLOCK, **DENSE_MLP}
 FAMILIES: Mapping[str, Mapping[str, Rule]] = {
-    "llama": {**BLOCK, **DENSE_MLP},
-    "qwen2": {**BLOCK, **DENSE_MLP},
-    "qwen3": {**BLOCK, **DENSE_MLP},
-    "qwen3_moe": {**BLOCK, **DENSE_MLP, **_experts("mlp", *PROJECTIONS)},
-    "mixtral": {**BLOCK, **_experts("block_sparse_moe", "w1", "w3", "w2")},
-    "olmoe": {**BLOCK, **_experts("mlp", *PROJECTIONS)},
+    "llama": DENSE,
+    "qwen2": DENSE,
+    "qwen3": DENSE,
+    "qwen3_vl": _below(DECODER["qwen3_vl"], DENSE),
+    "qwen3_moe": {**DENSE, **_experts("mlp", *PROJECTIONS)},
+    "qwen3_omni_moe_thinker": {**DENSE, **_experts("mlp", *PROJECTIONS)},
+    "mixtral": {**ENDS, **BLOCK, **_experts("block_sparse_moe", "w1", "w3", "w2")},
 }
-"""Rules of a layer's tensors by the `model_type` of config.json."""
+"""Rules of the decoder's tensors by the `model_type` of config.json."""
 
 
 def mapped(family: str, name: str, first_layer: int, first_expert: int) -> Mapped:
@@ -96,8 +107,12 @@ def mapped(family: str, name: str, first_layer: int, first_expert: int) -> Mappe
 
     Raises ConfigError for a tensor without a rule.
     """
+    if name.startswith("encoders."):  # every tensor-parallel rank holds the whole encoders
+        own, _, rest = name.removeprefix("encoders.").partition(".")
+        source = (next(one for one in ENCODERS[family] if one.endswith(f"{own}.")) + rest,)
+        return Mapped(source, Rule(source), False)
     if name in ENDS:
-        return Mapped(ENDS[name].sources, ENDS[name], False)
+        return Mapped(FAMILIES[family][name].sources, FAMILIES[family][name], False)
     if adapter := re.fullmatch(r"(.+)\.adapter\.([AB])\.(\w+)", name):
         return _adapter(mapped(family, f"{adapter[1]}.weight", first_layer, first_expert), adapter[2], adapter[3])
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)

@@ -21,6 +21,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -96,6 +97,38 @@ def in_order(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([*fronts, *reversed(backs)])
 
 
+class DeepLayer(TransformerLayer):
+    """A layer that adds features of images and videos to its outputs.
+
+    `context` [layers, tokens, rows, width] holds the features of the first layers; the recomputation of a layer gets it
+    again, because Megatron hands it from layer to layer.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        hidden, context = super().forward(*args, **kwargs)
+        if context is not None and self.layer_number <= len(context):
+            hidden = hidden + context[self.layer_number - 1]
+        return hidden, context
+
+
+class Rotation(nn.Module):
+    """Angles of positions in time, height and width; the frequencies of the three take turns, as in Qwen3-VL."""
+
+    def __init__(self, base: float, width: int, sections: Sequence[int]) -> None:
+        super().__init__()
+        self._base, self._width, self._sections = base, width, tuple(sections)
+
+    def forward(self, positions: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return angles [tokens, rows, 1, width] of positions [3, rows, tokens]."""
+        steps = torch.arange(0, self._width, 2, dtype=torch.float32, device=positions.device)
+        angles = positions[..., None].float() * (1.0 / self._base ** (steps / self._width))
+        mixed = angles[0].clone()
+        for axis in (1, 2):
+            own = slice(axis, 3 * self._sections[axis], 3)
+            mixed[..., own] = angles[axis][..., own]
+        return torch.cat([mixed, mixed], dim=-1).transpose(0, 1)[:, :, None]
+
+
 class Decoder(GPTModel):
     """Megatron's model that returns the last hidden states, [tokens, rows, width], instead of logits."""
 
@@ -139,7 +172,8 @@ def transformer_config(
         moe_token_dispatcher_type="alltoall", gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False,
         persist_layer_norm=False, apply_rope_fusion=False,
-        calculate_per_token_loss=True, perform_initialization=False, **experts, **recompute,
+        calculate_per_token_loss=True, perform_initialization=False, mrope_section=list(shape.sections) or None,
+        **experts, **recompute,
     )  # fmt: skip
 
 
@@ -152,6 +186,8 @@ def make_chunk(config: TransformerConfig, shape: Architecture, grid: Grid, chunk
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual)
     for layer in spec.layer_specs:
         _replace(layer, config.qk_layernorm)
+        if shape.deep_layers:
+            layer.module = DeepLayer
     spec.layer_norm = Norm
     padded = -(-shape.vocabulary // grid.tensor) * grid.tensor
     first = chunk == 0 and parallel_state.is_pipeline_first_stage(ignore_virtual=True)
@@ -159,9 +195,12 @@ def make_chunk(config: TransformerConfig, shape: Architecture, grid: Grid, chunk
     decoder = Decoder(
         config, spec, vocab_size=padded, max_sequence_length=shape.context or 2**20, pre_process=first,
         post_process=last, parallel_output=True, share_embeddings_and_output_weights=shape.tied and not scalar,
-        position_embedding_type="rope", rotary_base=int(shape.rope_base), rope_scaling=shape.rope_factor != 1.0,
-        rope_scaling_factor=shape.rope_factor, vp_stage=virtual,
+        position_embedding_type="mrope" if shape.sections else "rope", rotary_base=int(shape.rope_base),
+        rope_scaling=shape.rope_factor != 1.0, rope_scaling_factor=shape.rope_factor, vp_stage=virtual,
+        scatter_embedding_sequence_parallel=not shape.encoders,
     )  # fmt: skip
+    if shape.sections:
+        decoder.rotary_pos_emb = Rotation(shape.rope_base, shape.head_width, shape.sections)
     if scalar and last:
         decoder.output_layer = None
         decoder.score = nn.Linear(shape.hidden, 1, bias=False, dtype=config.params_dtype)

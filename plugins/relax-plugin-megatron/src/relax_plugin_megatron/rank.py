@@ -118,6 +118,9 @@ class Rank:
             self._algorithm = build(spec.algorithm)
             check_outputs(self._algorithm, spec.role)
         self._scalars = scalars(spec, build)
+        if self._scalars and self._shape.encoders:
+            fix = f"the {spec.role} gives scalars, for which megatron needs a model without encoders"
+            raise ConfigError(FIELD, f"{path} with vision or audio", fix)
         self._frozen = frozen(spec, self._shape, bool(self._scalars))
         self._lora = Lora.of(spec, self._shape, self._frozen)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
@@ -150,6 +153,12 @@ class Rank:
             make_chunk(config, self._shape, self._grid, chunk, bool(self._scalars))
             for chunk in range(self._grid.virtual)
         ]
+        self._media = None
+        if self._shape.encoders:
+            from relax_plugin_megatron.media import RankMedia  # loads transformers
+
+            first = self._chunks[0] if parallel_state.is_pipeline_first_stage(ignore_virtual=True) else None
+            self._media = RankMedia(path, self._spec.media, first, self._dtype, self._options.sequence_parallel)
         for chunk in self._chunks:
             if self._lora is not None:
                 attach(chunk, self._shape, self._grid, self._lora, config)
@@ -295,6 +304,8 @@ class Rank:
         number of micro-batches is a multiple of the number of stages.
         """
         check_rows(chunk.rows, self._shape.vocabulary, self._shape.context)
+        if self._media is not None:
+            self._media.rows.check(chunk.rows)
         together = self._grid.expert > 1
         made = list(micro_batches(chunk, self._spec.rank, wanted, needed, device=str(self._device), together=together))
         return made + [None] * (-len(made) % self._grid.pipeline if self._grid.virtual > 1 else 0)
@@ -322,14 +333,20 @@ class Rank:
             batch = _dummy(str(self._device)) if own is None else own
             ids, before = padded(batch, multiple, whole="rewards" in self._scalars)
             held = zigzag(ids.shape[1], context.rank(), context.size())
-            tokens = torch.from_numpy(ids)[:, held].to(self._device)
-            positions = torch.arange(ids.shape[1], device=self._device)[held].expand_as(tokens)
+            whole = torch.from_numpy(ids).to(self._device)
+            tokens, given, positions = whole[:, held], {}, None
+            if self._media is not None:
+                shown, positions = self._media.inputs(own, whole)
+                positions = positions[..., held]
+                if part == 0 and parallel_state.is_pipeline_first_stage(ignore_virtual=True):
+                    embedded, deep = self._media.hidden(whole, shown, held)
+                    given = {"decoder_input": embedded, "extra_block_kwargs": {"context": deep}}
             previous = torch.from_numpy(before).to(self._device)
             if self._replay is not None:
                 if number == len(self._routed):  # the first part passes a micro-batch first
                     self._routed.append(self._replay.plan(own, previous, ids.shape, held))
                 self._replay.begin(self._routed[number], part, trains=loss is not None)
-            hidden = model(tokens, positions, None)
+            hidden = model(tokens, positions, None, **given)
 
             def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
                 local = torch.full(ids.shape, -1)

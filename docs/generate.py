@@ -345,9 +345,11 @@ Other ways to train `smollm`, with the share of right held-out answers before, a
 |---|---|---|---|---|---|
 | adapters | 0 1 2 | 0.048 0.033 0.040 | 0.855 0.694 0.992 | 1.000 1.000 0.992 | 780 224 186 |
 | `engine=vllm` | 0 | 0.048 | 0.500 | 0.847 | 300 |
+| `engine=sglang` | 0 | 0.048 | 0.532 | 0.895 | 484 |
 | `trainer=megatron` | 0 | 0.048 | 0.589 | 0.895 | 517 |
 
-Adapters are `model.lora.rank=16 model.lora.alpha=32 optimizer.lr=2e-4`; other work ran beside their first run.
+Adapters are `model.lora.rank=16 model.lora.alpha=32 optimizer.lr=2e-4`. Other work ran beside their first run and beside
+SGLang. `smollm-gym` with such adapters (seed 0) went from 0.109 to 0.536, 0.859 and 0.880 after steps 15, 30 and 45.
 
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second
 stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm` and

@@ -68,7 +68,7 @@ def test_a_script_scales_in_and_sees_which_engines_left(run: Path, found: dict[s
     seen = call(run, "GET", f"/rollout/scale_in/{asked['request_id']}").json()
     assert (seen["status"], seen["selected_engines"], seen["removed_engines"]) == ("DRAINING", ["engine-1"], [])
     for step in ("removing", "completed"):
-        found["rollout"].on_step("engine-1", step, 3.0)  # type: ignore[arg-type]
+        found["rollout"].on_step("engine-1", step, 3.0)
     seen = call(run, "GET", f"/rollout/scale_in/{asked['request_id']}").json()
     assert (seen["status"], seen["removed_engines"]) == ("COMPLETED", ["engine-1"])
 

@@ -126,6 +126,8 @@ class Delta:
     cached: tuple[int, int] | None = None
     """(tokens that the engine found in its prefix cache, all tokens) of the request's prompt, in the last delta; None:
     not counted."""
+    drafts: tuple[int, int] | None = None
+    """(drafted tokens that were kept, all drafted tokens) of the request, in the last delta; None: nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True)

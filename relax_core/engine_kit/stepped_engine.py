@@ -46,6 +46,8 @@ class StepOutput:
     """For a scored sequence: log-probs of each token except the first."""
     cached_tokens: int = 0
     """Prompt tokens found in the cache of an earlier request; set in the last output of a request."""
+    drafts: tuple[int, int] | None = None
+    """Numbers of drafted tokens, as in `Delta.drafts`; set in the last output of a request."""
     routed_experts: bytes = b""
     """Experts visited at each position from 0, as in `Delta.routed_experts`; in the last output, if requested."""
 
@@ -237,6 +239,7 @@ class StepperThread(EngineThread[SteppedRequest]):
             request.id, tuple(member.tokens), tuple(member.log_probs), step,
             member.oldest if member.oldest >= 0 else step, new.finish, new.error, new.routed_experts, top=tuple(member.top),
             cached=(new.cached_tokens, len(request.tokens)) if new.finish in ("stop", "length") else None,
+            drafts=new.drafts,
         )  # fmt: skip
         member.tokens, member.log_probs, member.top = [], [], []
         self._hold(member.stream, delta)

@@ -203,6 +203,10 @@ def _fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int
         cached, prompt = delta.cached
         if not 0 <= index(cached) <= index(prompt):
             return f"{cached} cached tokens of a prompt with {prompt}"
+    if delta.drafts is not None:
+        kept, drafted = delta.drafts
+        if not 0 <= index(kept) <= index(drafted):
+            return f"{kept} of {drafted} drafted tokens kept"
     if not tokens:
         return ""
     deque(map(index, tokens), 0)  # raises TypeError for a token that is not a whole number

@@ -463,7 +463,7 @@ class EnginePool:
             raise self._failure
 
     def queue(self) -> dict[str, Any]:
-        """Return the number and age of waiting requests, and counts of prompt tokens, for the run's status."""
+        """Return the number and age of waiting requests, and counts of tokens, for the run's status."""
         now = self._clock.now()
         waiting, oldest_wait_s = self._router.queue(now)
         unadmitted, deadline = self._admission.waiting
@@ -474,6 +474,7 @@ class EnginePool:
             "waiting": waiting + unadmitted, "oldest_wait_s": round(oldest_wait_s, 3),
             "requests_per_engine": self._router.limits.per_engine,
             "prompt_tokens": self._router.prompt_tokens, "cached_tokens": self._router.cached_tokens,
+            "drafted_tokens": self._router.drafted_tokens, "kept_drafts": self._router.kept_drafts,
         }  # fmt: skip
 
     def hosts(self) -> dict[str, str]:

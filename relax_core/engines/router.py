@@ -118,7 +118,7 @@ class Router:
         """With `whole_batches`: batches to restart."""
         self._num_submissions = 0
         self._affinity = PrefixAffinity()
-        self.cached_tokens = self.prompt_tokens = 0
+        self.cached_tokens = self.prompt_tokens = self.kept_drafts = self.drafted_tokens = 0
         """Prompt tokens that engines found in their prefix caches, and all prompt tokens, as far as engines count them."""
         self.kept_drafts = self.drafted_tokens = 0
         """Tokens that engines drafted ahead and kept, and all drafted tokens."""
@@ -350,6 +350,9 @@ class Router:
                 if delta.cached is not None:
                     self.cached_tokens += delta.cached[0]
                     self.prompt_tokens += delta.cached[1]
+                if delta.drafts is not None:
+                    self.kept_drafts += delta.drafts[0]
+                    self.drafted_tokens += delta.drafts[1]
                 if pending.finish == "stop" and not delta.finish:
                     stopped.append(delta.id)
                     actions.append(self._complete(pending, "stop"))

@@ -233,6 +233,8 @@ METRICS: tuple[Metric, ...] = (
            "last"),
     Metric("engines/prefix_hits", "Share of the prompt tokens that engines found in their prefix caches, if engines count "
            "them", "last"),
+    Metric("engines/draft_acceptance", "Share of the tokens that engines drafted ahead and kept, if they draft tokens "
+           "(`engine.draft_tokens`)", "last"),
     Metric("engines/staleness_wait", "Share of the time in which the staleness bound kept groups from starting", "last"),
     Metric("restarts/<role>", "Replacements so far; `restarts/run` counts restarts of the whole run", "last"),
     Metric("retries/<role>", "Number of samples, requests, steps or publishes of the role that were repeated so far "

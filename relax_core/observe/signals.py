@@ -41,6 +41,9 @@ class _Load:
     prompt_tokens: int
     """Prompt tokens of ended requests so far, for engines that count how many they found in prefix caches."""
     cached_tokens: int
+    drafted_tokens: int
+    """Tokens that engines drafted ahead for ended requests so far."""
+    kept_drafts: int
 
 
 class SignalMeter:
@@ -91,8 +94,6 @@ class SignalMeter:
         if not loads:
             return {}
         before, self._before = self._before, loads[-1]
-        prompt = loads[-1].prompt_tokens - (before.prompt_tokens if before else 0)
-        cached = loads[-1].cached_tokens - (before.cached_tokens if before else 0)
         metrics = {
             "engines/serving": _mean(load.serving for load in loads),
             "engines/running": _mean(load.running for load in loads),
@@ -102,9 +103,8 @@ class SignalMeter:
             "engines/slot_use": _mean(load.slot_use for load in loads),
             "engines/kv_use": _mean(load.kv_use for load in loads),
             "engines/staleness_wait": _mean(load.held for load in loads),
-            "engines/prefix_hits": cached / prompt
-            if prompt > 0 and cached >= 0
-            else None,  # a restarted role counts from 0
+            "engines/prefix_hits": _share(loads[-1], before, "cached_tokens", "prompt_tokens"),
+            "engines/draft_acceptance": _share(loads[-1], before, "kept_drafts", "drafted_tokens"),
         }
         return {key: value for key, value in metrics.items() if value is not None}
 
@@ -151,8 +151,14 @@ def _load(beat: Heartbeat, now: float, trainer_waits: bool) -> _Load | None:
         running / slots if slots else None,
         sum(engine["kv_running"] for engine in counted) / kv if kv else None, queue["scored"],
         trainer_waits, any(wait.reason == STALENESS_WAIT for wait in beat.waits), queue["prompt_tokens"],
-        queue["cached_tokens"],
+        queue["cached_tokens"], queue["drafted_tokens"], queue["kept_drafts"],
     )  # fmt: skip
+
+
+def _share(last: _Load, before: _Load | None, part: str, whole: str) -> float | None:
+    """Return the share of one count in another since `before`; None for no count, or if the role restarted from 0."""
+    some, everything = (getattr(last, name) - (getattr(before, name) if before else 0) for name in (part, whole))
+    return some / everything if everything > 0 and some >= 0 else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

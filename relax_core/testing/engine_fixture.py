@@ -156,7 +156,18 @@ def joined(parts: Sequence[Delta]) -> Delta:
     last = parts[-1]
     top = tuple(item for part in parts for item in part.top)
     oldest = min(part.oldest_cache for part in parts)
-    return Delta(last.id, tokens, log_probs, last.version, oldest, last.finish, last.error, top=top, cached=last.cached)
+    return Delta(
+        last.id,
+        tokens,
+        log_probs,
+        last.version,
+        oldest,
+        last.finish,
+        last.error,
+        top=top,
+        cached=last.cached,
+        drafts=last.drafts,
+    )
 
 
 async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:

@@ -42,11 +42,15 @@ def test_a_killed_engine_is_replaced_and_the_ledger_balances(
     assert max(same, default=0.0) < 1e-3
 
 
+DRAFTS = ("engine.draft_tokens=3", "rollout.max_new_tokens=24")
+
+
 @pytest.mark.parametrize(
     ("engine", "weights"),
     [
         *product(INTERPRETERS, [("model.lora.rank=4",), ("weights.payload=delta", "engine.keep_weights=true")]),
         ("vllm", ("engine.tensor_parallel=2",)),
+        ("vllm", DRAFTS),
     ],
 )
 def test_adapters_and_deltas_are_published_and_each_is_proved(
@@ -64,6 +68,8 @@ def test_adapters_and_deltas_are_published_and_each_is_proved(
     apart = [step["train/rollout_log_prob_diff_lag0_max"] for step in steps if "reward/mean" in step]
     assert len(apart) == 4 and max(apart) < 1e-3
     assert summary["balanced"] and not summary["restarts"].get("engine")
+    shares = [step["engines/draft_acceptance"] for step in steps if "engines/draft_acceptance" in step]
+    assert bool(shares) == (weights is DRAFTS) and all(0 <= share <= 1 for share in shares)
 
 
 @pytest.mark.parametrize("engine", INTERPRETERS)

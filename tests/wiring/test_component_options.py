@@ -451,7 +451,7 @@ NOT_LEARNT = {
         },
         "vllm": {
             "tensor_parallel", "pipeline_parallel", "expert_parallel", "kv_cache_mb", "gpu_memory", "max_batch_rows",
-            "max_batch_tokens", "prefix_cache", "keep_weights", "graphs",
+            "max_batch_tokens", "prefix_cache", "keep_weights", "graphs", "draft_tokens",
         },
         "sglang": {
             "kv_cache_tokens", "gpu_memory", "max_batch_rows", "max_prefill_tokens", "prefix_cache", "keep_weights",

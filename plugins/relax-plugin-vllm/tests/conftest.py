@@ -3,5 +3,7 @@
 
 from importlib.util import find_spec
 
-NEED_VLLM = ["test_conformance.py", "test_cpu_stand_ins.py", "test_own_arguments.py", "test_prompt_media.py"]
+NEED_VLLM = [
+    "test_conformance.py", "test_cpu_stand_ins.py", "test_drafts.py", "test_own_arguments.py", "test_prompt_media.py",
+]  # fmt: skip
 collect_ignore = [] if find_spec("vllm") else NEED_VLLM

@@ -27,10 +27,13 @@ class TestVllm(PrefixChecks, EngineSuite):
 
 
 class TestVllmOnTwoRanks(PrefixChecks, EngineSuite):
-    """Each layer is split over two processes. Tests that start an engine of their own are left out for their time."""
+    """Each layer is split over two processes, and tokens are drafted.
+
+    Tests that start an engine of their own are left out for their time.
+    """
 
     component = "vllm"
-    options: ClassVar[Mapping[str, Any]] = {"keep_weights": True, "tensor_parallel": 2}
+    options: ClassVar[Mapping[str, Any]] = {"keep_weights": True, "tensor_parallel": 2, "draft_tokens": 3}
     test_every_format_is_published_and_scored_in_float32 = None
     test_an_adapter_is_applied_to_the_folders_weights_in_every_format = None
     test_a_stopped_engine_says_so_and_serves_nothing = None

@@ -45,6 +45,8 @@ def loaded(running: int, seconds: float) -> Life:
             "scored": 0,
             "prompt_tokens": 0,
             "cached_tokens": 0,
+            "drafted_tokens": 0,
+            "kept_drafts": 0,
         }
         for _ in range(int(seconds * 2)):
             facts = {"engines": {"engine-0": engine}, "scheduling": queue}

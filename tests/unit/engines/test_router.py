@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.weights import Version
-from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
+from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity, response_fault
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import (
     MAX_ABORTS,
@@ -43,6 +43,8 @@ LIES: dict[str, Lie] = {
     "a probability above one": lambda d: Delta(d.id, (1,), (0.5,), d.version, d.oldest_cache),
     "weights that it never had": lambda d: Delta(d.id, d.tokens, d.log_probs, d.version + 99, d.oldest_cache),
     "weights older than it proved": lambda d: Delta(d.id, d.tokens, d.log_probs, -1, -1),
+    "more kept drafts than drafts": lambda d: replace(d, drafts=(3, 2)),
+    "more cached tokens than the prompt has": lambda d: replace(d, cached=(3, 2)),
     "more tokens than asked for": lambda d: Delta(d.id, (1,) * 60, (-1.0,) * 60, d.version, d.oldest_cache),
 }
 
@@ -673,3 +675,12 @@ def test_the_reported_cache_size_counts_unless_configured() -> None:
         router = Router(map(EngineState, ("a",)), RequestLimits(kv_tokens=limit))
         router.set_kv_tokens("a", 77)
         assert router.engines["a"].kv.capacity == limit
+
+
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie != "an id that it does not run"])
+def test_every_lie_is_a_fault_and_the_truth_is_none(lie: str) -> None:
+    asked = request("r", 5, 4)
+    told = honest(asked, 2, 3)
+    pending = asks(asked, min_step=0)
+    assert response_fault(told, pending, 3, VOCABULARY) == ""
+    assert response_fault(LIES[lie](told), pending, 3, VOCABULARY)

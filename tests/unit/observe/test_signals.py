@@ -18,6 +18,8 @@ QUEUE = {
     "scored": 0,
     "prompt_tokens": 0,
     "cached_tokens": 0,
+    "drafted_tokens": 0,
+    "kept_drafts": 0,
 }
 
 
@@ -135,6 +137,18 @@ def test_prefix_hits_are_those_of_the_requests_that_ended_in_the_step() -> None:
         meter.add([rollout(float(at), {}, prompt_tokens=prompt, cached_tokens=cached)], at + 0.5)
         hits.append(meter.step().get("engines/prefix_hits"))
     assert hits == [None, 0.25, None, 0.75, None, 0.0]
+
+
+def test_draft_acceptance_is_that_of_the_requests_that_ended_in_the_step() -> None:
+    meter = metered(0.0)
+    meter.add([rollout(0.0, {}, drafted_tokens=8, kept_drafts=2)], 0.5)
+    meter.step()
+    meter.add([rollout(1.0, {}, drafted_tokens=18, kept_drafts=7)], 1.5)
+    assert meter.step()["engines/draft_acceptance"] == 0.5
+    meter.add(
+        [rollout(2.0, {}, drafted_tokens=20, kept_drafts=1)], 2.5
+    )  # the role restarted and has drafted more since
+    assert "engines/draft_acceptance" not in meter.step()
 
 
 def test_plain_signals_leave_out_what_was_not_measured() -> None:

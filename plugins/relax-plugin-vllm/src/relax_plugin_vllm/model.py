@@ -52,6 +52,10 @@ class Vllm:
         self._core_output, core.get_output = core.get_output, self._without_log_probs
         self._log_probs: dict[str, LogprobsLists] = {}
         """Log-probs of the newest step, by vLLM's name of the request."""
+        self._drafts: dict[str, tuple[int, int]] = {}
+        """Numbers of drafted tokens that were kept, and of all, by vLLM's name of the request."""
+        if options.draft_tokens:
+            core.engine_core.scheduler.make_spec_decoding_stats = self._count_drafts
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         """Tokens and temperature of each sequence to score, by the sequence's name."""
         self._offloaded = False
@@ -96,7 +100,7 @@ class Vllm:
 
     def abort(self, names: Sequence[str]) -> None:
         for name in names:
-            self._inside.pop(name, None)
+            self._drafts.pop(self._inside.pop(name, ""), None)
         self._llm.abort_request(list(names))
 
     def step(self) -> dict[str, StepOutput]:
@@ -105,7 +109,7 @@ class Vllm:
         found = {output.request_id: self._new(output) for output in self._llm.step()}
         for name, new in found.items():
             if new.finish:
-                self._inside.pop(name, None)
+                new.drafts = self._drafts.pop(self._inside.pop(name, ""), None)
         return found
 
     def _without_log_probs(self) -> EngineCoreOutputs:
@@ -116,6 +120,13 @@ class Vllm:
                 self._log_probs[output.request_id] = output.new_logprobs
                 output.new_logprobs = None
         return outputs
+
+    def _count_drafts(
+        self, _: Any, *, num_draft_tokens: int, num_accepted_tokens: int, request_id: str, **__: Any
+    ) -> None:
+        """Stand for the function of vLLM's scheduler that makes statistics of drafts."""
+        kept, drafted = self._drafts.get(request_id, (0, 0))
+        self._drafts[request_id] = kept + num_accepted_tokens, drafted + num_draft_tokens
 
     def _new(self, output: RequestOutput) -> StepOutput:
         name = output.request_id
@@ -240,6 +251,10 @@ def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
     }  # fmt: skip
+    if options.draft_tokens:
+        arguments["speculative_config"] = {
+            "method": "ngram", "num_speculative_tokens": options.draft_tokens, "prompt_lookup_min": 2, "prompt_lookup_max": 4,
+        }  # fmt: skip
     if not gpu:
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if options.kv_cache_mb is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from relax_core.api.options import Options
 
@@ -17,9 +17,11 @@ OWN = {
     "max_num_batched_tokens": "engine.max_batch_tokens", "enable_prefix_caching": "engine.prefix_cache",
     "enforce_eager": "engine.graphs", "max_model_len": "", "skip_tokenizer_init": "", "enable_sleep_mode": "",
     "logprobs_mode": "", "max_logprobs": "", "async_scheduling": "", "disable_log_stats": "",
-    "speculative_config": "", "logits_processors": "",
+    "speculative_config": "engine.draft_tokens",
 }  # fmt: skip
 """vLLM arguments that this engine sets, and the configuration fields for them; empty: no other value would work."""
+IGNORED = ("logits_processors",)
+"""vLLM arguments for its own sampler, which this engine replaces."""
 
 
 class VllmOptions(Options):
@@ -46,8 +48,13 @@ class VllmOptions(Options):
     """Keep a copy of the weights in host memory; `weights.payload = "delta"` needs this copy."""
     graphs: bool = True
     """Use CUDA graphs and compilation on a GPU; a CPU always runs eagerly."""
+    draft_tokens: NonNegativeInt = 0
+    """Tokens drafted ahead for each request and checked in one iteration (speculative decoding); 0: none. The draft copies
+    the tokens after an earlier occurrence of the row's last two to four tokens. Samples and log-probs do not change.
+    Metric: `engines/draft_acceptance`."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments for vLLM's `EngineArgs`, under vLLM's names; those that this engine sets are refused."""
+    """Further arguments for vLLM's `EngineArgs`, under vLLM's names. Arguments that this engine sets are refused, and so is
+    `logits_processors`, because vLLM's sampler is not used."""
 
     @model_validator(mode="after")
     def _parallel(self) -> VllmOptions:
@@ -63,4 +70,7 @@ class VllmOptions(Options):
         given = self.engine_args
         if own := [f"{name} ({f'set {OWN[name]}' if OWN[name] else 'remove it'})" for name in given if name in OWN]:
             raise ValueError(f"engine_args: got {', '.join(own)}, which this engine sets itself")
+        if ignored := [name for name in given if name in IGNORED]:
+            fix = "this engine samples without vLLM's sampler, so remove it"
+            raise ValueError(f"engine_args: got {', '.join(ignored)}; {fix}")
         return self

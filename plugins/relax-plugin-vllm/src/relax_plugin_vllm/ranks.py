@@ -13,12 +13,15 @@ import torch
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from relax_plugin_vllm.environment_variables import on_gpu
-from relax_plugin_vllm.sampler import DrawingSampler
+from relax_plugin_vllm.sampler import DraftSampler, DrawingSampler
 
 
 def install_sampler(worker: Any) -> None:
     """Draw each later token by the request's seed and the token's position, so that continuations draw the same tokens."""
-    worker.model_runner.sampler = DrawingSampler(worker.model_runner)
+    runner = worker.model_runner
+    runner.sampler = DrawingSampler(runner)
+    if runner.speculative_config is not None:
+        runner.rejection_sampler = DraftSampler(runner.sampler)
 
 
 def begin_load(worker: Any) -> None:

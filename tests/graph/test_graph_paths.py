@@ -93,7 +93,7 @@ def test_live_deltas_reach_an_engine_and_its_replacement_in_interpreters_of_thei
     engine, engine_log = wrapped(tmp_path, "engine-python")
     trainer, trainer_log = wrapped(tmp_path, "trainer-python")
     ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, "optimizer.lr=0.01", "weights=collective", "weights.payload=delta",
+        "train", tiny / "recipe.toml", *SMALL, "optimizer.lr=1e-3", "weights=collective", "weights.payload=delta",
         "weights.silence_s=10", *failing_engine(tmp_path / "marks"), f"engine.python={engine}", f"trainer.python={trainer}",
         "--runner", "local", "--run-dir", tmp_path / "run", "--json",
     )  # fmt: skip

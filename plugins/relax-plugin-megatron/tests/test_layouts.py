@@ -201,6 +201,17 @@ def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture
         assert_near(curve(trainer, tmp_path / "megatron"), expected)
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("layout", [ONE, TP2], ids=["1", "TP2"])
+def test_biases_in_bfloat16_have_their_own_float32_weights_beside_norms_in_float32(layout, tmp_path):
+    path, half = of_family("qwen2", tmp_path / "model", 2), {"dtype": "bfloat16"}
+    with running(path, optimizer=OPTIMIZER, model=half) as trainer:
+        first, expected = trainer.facts["fingerprint"], steps(trainer, 0, 5)
+    with megatron(path, layout, half) as trainer:
+        assert trainer.facts["fingerprint"] == first
+        assert np.allclose(steps(trainer, 0, 5), expected, rtol=0.1, atol=0.1)
+
+
 def test_losses_of_float16_are_scaled_as_configured(dense):
     scaled = Layout({"loss_scale": 8.0, "loss_scale_window": 1})
     with megatron(dense, scaled, model={"dtype": "float16"}) as trainer:

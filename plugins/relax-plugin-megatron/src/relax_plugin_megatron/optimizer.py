@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,6 +46,16 @@ class Optimizer:
         self._offload = offload
         chained = isinstance(self._optimizer, ChainedOptimizer)
         self._parts: list[Any] = self._optimizer.chained_optimizers if chained else [self._optimizer]
+        self._shards: dict[Parameter, Tensor] = {
+            parameter: shard
+            for part in self._parts
+            for models, shards in (
+                (part.model_fp32_groups, part.shard_fp32_groups),
+                (part.model_float16_groups, part.shard_fp32_from_float16_groups),
+            )
+            for parameter, shard in zip(chain(*models), chain(*shards), strict=True)
+        }
+        """This rank's range of the float32 weight of each parameter, which the inner optimizer steps."""
 
     def clear_gradient(self) -> None:
         for model in self._models:
@@ -100,7 +111,7 @@ class Optimizer:
         All ranks that hold the parameter must call.
         """
         part, start, stop = self._own(parameter)
-        own = self._shard(part, parameter)
+        own = self._shards.get(parameter)
         state = part.optimizer.state.get(own, {}) if own is not None else {}
         stepped = torch.tensor(float(state.get(STEP, 0.0)))
         dist.all_reduce(stepped, op=dist.ReduceOp.MAX, group=part.data_parallel_group)
@@ -122,7 +133,7 @@ class Optimizer:
         """Set the weight, and its moments if there are any, from tensors in the shape of the parameter."""
         parameter.copy_(whole[WEIGHT])
         part, start, stop = self._own(parameter)
-        own = self._shard(part, parameter)
+        own = self._shards.get(parameter)
         if own is None:
             return
         if parameter.dtype != torch.float32:
@@ -140,11 +151,3 @@ class Optimizer:
             return part, 0, 0
         own = part._get_model_param_range_map(parameter)["param"]
         return part, own.start, own.end
-
-    @staticmethod
-    def _shard(part: Any, parameter: Parameter) -> Tensor | None:
-        """Return the tensor that the inner optimizer steps: this rank's range of the float32 weight."""
-        if parameter not in part.model_param_group_index_map:
-            return None
-        group, place = part.model_param_group_index_map[parameter]
-        return part.optimizer.param_groups[group]["params"][place]  # type: ignore[no-any-return]

@@ -38,7 +38,8 @@ class Gold:
     read: str
     """The value that the reward compares responses with, to show to a person."""
     responses: tuple[str, ...]
-    """Responses that must score `best`: each gold answer of the task as a policy should write it, boxed and plain."""
+    """Responses that must score `best`: each gold answer of the task as a policy should write it, boxed and plain. Empty
+    if the answer can't be stated as a response, such as the cases of a program; the check only reads it."""
     best: float = 1.0
     """Score of a right response."""
 
@@ -72,11 +73,11 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     """A client of the run's sandbox, set before the first sample. Its programs' time does not count for `timeout_s`."""
 
     def gold(self, task: Task) -> Gold | None:
-        """Read a task's gold answer as a whole; None: the reward has no gold answer, or can't state it as a response.
+        """Read a task's gold answer as a whole; None: the task has no gold answer of this reward.
 
         A run scores the responses at its start, and refuses too many tasks whose own gold answer scores less than
         `best`; `relax data check` lists these tasks. Raise ValueError with the reason if the answer can't be read as a
-        whole. Not called for a reward that calls an engine pool or a sandbox: only a run has these.
+        whole. Not called for a reward that calls an engine pool. The responses of one with a sandbox are not scored.
         """
         return None
 

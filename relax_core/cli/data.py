@@ -165,7 +165,7 @@ def _print_report(report: dict[str, Any]) -> None:
         say("golds    " + report["golds"]["summary"])
     for gold in report["golds"].get("read", ()):
         scores = ", ".join(f"{score:g} for {response!r}" for response, score in gold["scores"].items())
-        say(f"  {gold['where']}: {gold['reward']} reads {gold['read']}; it scores {scores}")
+        say(f"  {gold['where']}: {gold['reward']} reads {gold['read']}" + (f"; it scores {scores}" if scores else ""))
     if report["columns"]:
         say("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
     for kind, sums in report["media"].items():

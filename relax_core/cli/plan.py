@@ -403,9 +403,9 @@ def _agreement_lines(label: str, agreed: Agreement) -> list[str]:
 def _gold_line(reward: str, gold: dict[str, Any]) -> str:
     """Return one line on a task's gold answer: as the reward read it, and what it scores as a response."""
     scores = ", ".join(f"{score:g} for {response!r}" for response, score in gold["scores"].items())
-    return (
-        f"  gold: {reward} reads {gold['read']}; it scores {scores}" if scores else f"  gold: {reward}: {gold['fault']}"
-    )
+    if gold["fault"] and not scores:
+        return f"  gold: {reward}: {gold['fault']}"
+    return f"  gold: {reward} reads {gold['read']}" + (f"; it scores {scores}" if scores else "")
 
 
 def _tree_lines(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:

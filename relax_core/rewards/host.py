@@ -63,7 +63,7 @@ class GoldResult:
     read: str = ""
     """The value of the gold answer, to show to a person; empty if `error` is set."""
     responses: tuple[str, ...] = ()
-    """Responses that state the gold answer."""
+    """Responses that state the gold answer; empty: the gold was only read."""
     scores: tuple[float, ...] = ()
     """[responses] score of each response."""
     best: float = 1.0
@@ -134,6 +134,7 @@ class RewardHost(IsolatedHost):
             self._form, self._score = "sample", reward.score
         self.concurrent = inspect.iscoroutinefunction(self._score)
         needs, limits = tuple(reward.needs_engines), reward.needs_sandbox
+        self._runs_programs = limits is not None
         if (needs or limits) and not self.concurrent:
             fix = f"it calls {'an engine pool' if needs else 'a sandbox'}, which takes time: write it as `async def`"
             raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is not a coroutine; {fix}")
@@ -168,6 +169,8 @@ class RewardHost(IsolatedHost):
     def _scored_gold(self, task: Task) -> GoldResult | Awaitable[GoldResult]:
         """Read a task's gold answer, and score the responses that state the answer as samples are scored."""
         gold = self._gold(task)
+        if gold is not None and self._runs_programs:  # a check of the data starts no sandbox
+            gold = replace(gold, responses=())
         asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
         items: list[Unit] = [
             [(task, Trajectory((*asked, Message("assistant", response)), response, ()))]
@@ -298,10 +301,9 @@ def _root(author: Callable[..., Any]) -> str:
 
 
 def reads_golds(reward: Any) -> bool:
-    """Return True if a reward, or the class of one, overrides `gold` and calls neither an engine pool nor a sandbox."""
+    """Return True if a reward, or the class of one, overrides `gold` and calls no engine pool."""
     kind = reward if isinstance(reward, type) else type(reward)
-    calls = getattr(reward, "needs_engines", ()) or getattr(reward, "needs_sandbox", None) is not None
-    return getattr(kind, "gold", Reward.gold) is not Reward.gold and not calls
+    return getattr(kind, "gold", Reward.gold) is not Reward.gold and not getattr(reward, "needs_engines", ())
 
 
 def _finite(value: object) -> float:

@@ -295,7 +295,7 @@ class RewardPool:
             )
         except ItemCrash as crash:
             return GoldResult(error=f"the process ended twice while it scored its gold ({self._place}): {crash}")
-        return found if found.responses or found.error else None
+        return found if found.read or found.responses or found.error else None
 
     def _opened(self, opened: Any) -> Mapping[str, Handler]:
         checked(opened, tuple[str, str, tuple[str, ...], SandboxLimits | None, bool], "start")

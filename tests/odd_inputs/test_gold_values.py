@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from relax_plugin_rewards.code import Code, CodeOptions, read_cases
 
 from relax_core.api import Chosen, Gold, Reward, SandboxLimits, Score, Task, Trajectory
 from relax_core.api.errors import ConfigError
@@ -22,7 +23,10 @@ from relax_core.rewards.host import GoldResult, RewardHost, pack_units, reads_go
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.testing.samples import trajectory
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "gold_values.jsonl").read_text().split("\n") if line]
+ROWS, ROWS_OF_CASES = (
+    [json.loads(line) for line in (Path(__file__).parent / name).read_text().split("\n") if line]
+    for name in ("gold_values.jsonl", "cases.jsonl")
+)
 CATALOGUE = Catalogue.load()
 
 
@@ -127,11 +131,44 @@ async def test_golds_of_an_async_reward_are_scored_like_its_samples(kind: type[R
     assert "LookupError: no thirteen (" in faults[2] and "invalid literal for int()" in faults[3]
 
 
-@pytest.mark.parametrize("kind", [Asking, Boxed])
-def test_golds_of_a_reward_that_calls_a_pool_or_a_sandbox_are_not_scored(kind: type[Reward]) -> None:
+def test_golds_of_a_reward_that_calls_a_pool_are_not_read() -> None:
     opened = RewardHost()
-    opened.component, opened.build = Chosen("reward", "asking"), lambda chosen: kind()
-    assert opened.open()[-1] is False and not reads_golds(kind)
+    opened.component, opened.build = Chosen("reward", "asking"), lambda chosen: Asking()
+    assert opened.open()[-1] is False and not reads_golds(Asking)
+
+
+async def test_golds_of_a_reward_that_calls_a_sandbox_are_read_but_not_scored() -> None:
+    opened = RewardHost()
+    opened.component, opened.build = Chosen("reward", "boxed"), lambda chosen: Boxed()
+    assert opened.open()[-1] is True and reads_golds(Boxed)
+    assert await opened.handle([(Task("t", "?", "7"), None)]) == GoldResult("number 7")
+    assert "invalid literal for int()" in gold_of(opened, Task("t", "?", "x")).fault
+
+
+@pytest.mark.parametrize("row", ROWS_OF_CASES, ids=lambda row: json.dumps(row["cases"])[:60])
+def test_cases_are_read_as_they_are_written_or_the_row_is_refused(row: dict[str, Any]) -> None:
+    if "refused" in row:
+        with pytest.raises(ValueError, match="task t: column cases") as refused:
+            read_cases("t", row["cases"])
+        assert row["refused"] in str(refused.value)
+    else:
+        assert [str(case) for case in read_cases("t", row["cases"])] == row["read"]
+
+
+def test_a_row_that_calls_a_function_is_refused_for_a_language_without_calls() -> None:
+    task = Task("t", "?", None, {"cases": [{"function": "f", "arguments": [], "output": 1}]})
+    with pytest.raises(ValueError, match="calls the function f, which a program in c can't offer"):
+        Code(CodeOptions(language="c")).gold(task)
+    assert Code().gold(task).read == "the first of 1 as f() -> 1"
+
+
+def test_a_check_of_the_data_names_rows_whose_cases_cannot_be_read(tmp_path: Path) -> None:
+    rows = [[{"input": "1", "output": "1"}], {"fn_name": "f", "inputs": ["abc"], "outputs": ["cba"]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": "?", "cases": cases}) for cases in rows))
+    (found,) = map(survey, data_files(tmp_path / "rows.jsonl", None, "code"))
+    assert [row.where.endswith("rows.jsonl:2") for row in found.bad] == [True]
+    assert "task rows:2: column cases can't be read: inputs.0 has the text 'abc'" in found.bad[0].reason
+    assert found.golds is not None and (found.golds.checked, found.usable) == (2, 1)
 
 
 def test_a_reward_that_does_not_pay_for_its_own_gold_is_named_with_the_response() -> None:

@@ -20,6 +20,7 @@ FUNCTION = [
     {"function": "mid", "arguments": [[1, 2]], "output": 1.5},
 ]
 SORTED = "def mid(v):\n    v = sorted(v)\n    n = len(v)\n    return (v[(n - 1) // 2] + v[n // 2]) / 2"
+TURN = "def f(s):\n    return s[::-1]"
 SUM = "a, b = map(int, input().split())\nprint(a + b)"
 SUM_C = '#include <stdio.h>\nint main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); }'
 SUM_CXX = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }"
@@ -65,6 +66,10 @@ class TestCode(RewardSuite):
         (block("class Solution:\n    def mid(self, values):\n        return sum(values) / len(values)"), FUNCTION),
         (block(SORTED), {"fn_name": "mid", "inputs": [[[4]]], "outputs": [4]}),
         (block("def pair(a):\n    return a, {1: {a}}"), ["assert pair(2) == (2, {1: {2}})"]),
+        (block(TURN), {"fn_name": "f", "inputs": ['"abc"', ["abc"], {"s": "abc"}], "outputs": ['"cba"', "cba", "cba"]}),
+        (block(TURN), {"fn_name": "f", "inputs": [["abc"]], "outputs": [["cba"]]}),
+        (block("def f(s):\n    return s + [1]"), {"fn_name": "f", "inputs": ["[0]"], "outputs": ["[0, 1]"]}),
+        (block("def f(t, d, *, s):\n    return t + (d[1],), s"), ["assert f((1,), {1: 'x'}, s=2) == ((1, 'x'), 2)"]),
         (block("print(1 / 3)"), [{"input": "", "output": "0.3333333"}]),
     ],
 )  # fmt: skip
@@ -135,7 +140,17 @@ async def test_a_response_that_was_cut_off_earns_nothing_by_default() -> None:
 
 @pytest.mark.parametrize(
     "cases",
-    [None, [], "{", 4, [{"input": "1"}], ["f(1) == 2"], ["assert f(x) == 2"], {"inputs": ["1"], "outputs": []}],
+    [
+        None,
+        [],
+        "{",
+        4,
+        [{"input": "1"}],
+        ["f(1) == 2"],
+        ["assert f(x) == 2"],
+        {"inputs": ["1"], "outputs": []},
+        "[" * 99999,
+    ],
 )
 def test_cases_that_cannot_be_read_name_the_task(cases: Any) -> None:
     with pytest.raises(ValueError, match="task t9"):

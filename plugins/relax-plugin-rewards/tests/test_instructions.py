@@ -181,6 +181,8 @@ def test_an_unjudgeable_instruction_is_the_tasks_fault_for_any_response(columns:
     for response in ("", "a b"):
         with pytest.raises(ValueError, match=said):
             score(Task("t1", "?", None, columns), response)
+    with pytest.raises(ValueError, match=said):
+        Instructions().gold(Task("t1", "?", None, columns))
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,17 @@ from __future__ import annotations
 import ast
 import json
 import math
+import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api import (
     Box,
+    Gold,
     InfrastructureError,
     Options,
     Outcome,
@@ -41,20 +43,32 @@ COMPILE = {
 }
 COMPILE_S = 30.0
 NOT_FOUND = 127
+_SHOWN = 80
 DRIVER = """\
-import json, os, sys
+import json, os, pickle, sys
 answer = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-name, arguments = json.load(sys.stdin)
+name, arguments, named = pickle.load(sys.stdin.buffer)
 space = {"__name__": "program"}
 exec(compile(open("main.py").read(), "main.py", "exec"), space)
 holder = space["Solution"]() if name not in space and "Solution" in space else None
 function = getattr(holder, name) if holder is not None else space[name]
-answer.write(json.dumps(function(*arguments), default=list))
+answer.write(json.dumps(function(*arguments, **named), default=list))
 answer.flush()
 os._exit(0)
 """
-"""Program in the box that calls one function of `main.py` and writes its value to stdout; `print` writes to stderr."""
+"""Program in the box that calls one function of `main.py` and writes its value to stdout; `print` writes to stderr.
+
+The call is pickled, because JSON would change tuples, sets and keys that are numbers.
+"""
+_FORMS = (
+    'write a list of {"input": text, "output": text}, {"function": name, "arguments": [...], "output": value} or '
+    '"assert f(1, 2) == 3", or one table {"inputs": [...], "outputs": [...], "fn_name": name}'
+)
+_CALLS = (
+    'write a list of arguments, such as ["abc"], a table of named arguments, or a text with one JSON value per line, '
+    "which is one argument; if the arguments are such a text, a text as output is JSON too"
+)
 
 
 class CodeOptions(Options):
@@ -83,7 +97,16 @@ class Case:
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
     expected: Any = ""
+    unwraps: bool = False
+    """True: the only item of the list `expected` is right too, because APPS writes the value 3 as `[3]`."""
+
+    def __str__(self) -> str:
+        if not self.function:
+            return f"{_shown(self.stdin)} -> {_shown(self.expected)}"
+        arguments = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.named.items())]
+        return f"{self.function}({', '.join(arguments)[:_SHOWN]}) -> {_shown(self.expected)}"
 
 
 class Code(Reward[CodeOptions]):
@@ -95,8 +118,20 @@ class Code(Reward[CodeOptions]):
         super().__init__(options)
         self.needs_sandbox = SandboxLimits(wall_s=self.options.case_s, memory_mb=self.options.program_memory_mb)
 
+    def gold(self, task: Task) -> Gold:
+        cases = self._cases(task)
+        return Gold(f"the first of {len(cases)} as {cases[0]}", ())
+
+    def _cases(self, task: Task) -> list[Case]:
+        cases = read_cases(task.id, task.column("cases"))
+        called = next((case.function for case in cases if case.function), "")
+        if called and self.options.language not in ("auto", "python"):
+            fix = f"which a program in {self.options.language} can't offer; give input text, or set language to python"
+            raise ValueError(f"task {task.id}: column cases calls the function {called}, {fix}")
+        return cases
+
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        cases = read_cases(task.id, task.column("cases"))[: self.options.max_cases or None]
+        cases = self._cases(task)[: self.options.max_cases or None]
         program = find_program(trajectory.response, self.options.language)
         if program is None or (trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated):
             return Score(0.0, {"passed": 0.0})
@@ -131,15 +166,17 @@ class Code(Reward[CodeOptions]):
         if not case.function:
             command = [box.python, "-I", "main.py"] if language == "python" else ["./main"]
             result = await box.run(command, case.stdin.encode())
-            return result.end is ProgramEnd.OK and same_text(_text(result), str(case.expected), self.options.tolerance)
+            return result.end is ProgramEnd.OK and same_text(_text(result), case.expected, self.options.tolerance)
         if language != "python":
             return False
-        call = json.dumps([case.function, case.arguments])
-        result = await box.run([box.python, "-I", "driver.py"], call.encode())
+        call = pickle.dumps((case.function, case.arguments, dict(case.named)), protocol=4)
+        result = await box.run([box.python, "-I", "driver.py"], call)
         if result.end is not ProgramEnd.OK:
             return False
+        accepted = [case.expected, *(case.expected if case.unwraps else ())]
         try:
-            return same_value(json.loads(_text(result)), case.expected, self.options.tolerance)
+            value = json.loads(_text(result))
+            return any(same_value(value, expected, self.options.tolerance) for expected in accepted)
         except (ValueError, RecursionError):
             return False
 
@@ -157,54 +194,126 @@ def find_program(response: str, language: str) -> tuple[str, str] | None:
 
 
 def read_cases(task: str, column: Any) -> list[Case]:
-    """Return the cases of a task. Raises ValueError naming the task if they can't be read.
+    """Return the cases of a task. Raises ValueError naming task, field, value and fix if a case can't be read.
 
     The column is a list of `{input, output}`, `{function, arguments, output}` or `assert f(1) == 2`, or one table
-    `{inputs, outputs}` with an optional `fn_name`; each also as JSON text.
+    `{inputs, outputs}` with an optional `fn_name`, as in APPS; each also as JSON text.
     """
     try:
         decoded = json.loads(column) if isinstance(column, str) else column
-        cases = list(_cases(decoded))
-    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"task {task}: column cases can't be read ({error}); correct it") from error
+        cases = list(_table(decoded) if isinstance(decoded, Mapping) else _listed(decoded))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"task {task}: column cases can't be read: {error}") from error
     if not cases:
         raise ValueError(f"task {task} has no cases; give every row of the task file a non-empty `cases` column")
     return cases
 
 
-def _cases(decoded: Any) -> Iterator[Case]:
-    if isinstance(decoded, Mapping):
-        name = decoded.get("fn_name") or decoded.get("function") or ""
-        for given, expected in zip(decoded["inputs"], decoded["outputs"], strict=True):
-            yield (
-                Case(function=name, arguments=tuple(given), expected=expected) if name else _text_case(given, expected)
-            )
-        return
-    for one in decoded or ():
-        if isinstance(one, str):
-            yield _asserted(one)
-        elif name := one.get("function"):
-            yield Case(function=str(name), arguments=tuple(one.get("arguments", ())), expected=one["output"])
-        else:
-            yield _text_case(one["input"], one["output"])
+def _table(table: Mapping[str, Any]) -> Iterator[Case]:
+    inputs, outputs = _field(table, "inputs"), _field(table, "outputs")
+    for name, values in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"{name} is {_shown(values)}; write a list with one item per case")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"inputs has {len(inputs)} items but outputs has {len(outputs)}; write one of both per case")
+    function = table.get("fn_name") or table.get("function")
+    cases = [
+        _case(function, given, expected, f"inputs.{at}", f"outputs.{at}")
+        for at, (given, expected) in enumerate(zip(inputs, outputs, strict=True))
+    ]
+    values = [case.expected for case in cases if case.function]
+    unwraps = bool(values) and all(isinstance(value, list | tuple) and len(value) == 1 for value in values)
+    yield from (replace(case, unwraps=unwraps) for case in cases)
 
 
-def _text_case(given: Any, expected: Any) -> Case:
-    """Return a case of input and output text; a list of lines is joined to one text."""
-    texts = ["\n".join(map(str, one)) if isinstance(one, Sequence) and not isinstance(one, str) else str(one)
-             for one in (given, expected)]  # fmt: skip
-    return Case(stdin=texts[0], expected=texts[1])
+def _listed(rows: Any) -> Iterator[Case]:
+    if not isinstance(rows, list | tuple | None):
+        raise ValueError(f"got {_shown(rows)}; {_FORMS}")
+    for at, row in enumerate(rows or ()):
+        if isinstance(row, str):
+            yield from _asserted(row, f"{at}")
+            continue
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{at} is {_shown(row)}; {_FORMS}")
+        function = row.get("function") or row.get("fn_name")
+        if not function and "function" in str(row.get("testtype") or row.get("type")):
+            raise ValueError(f'{at} is a call without the name of its function; add "function": name')
+        key = "arguments" if function and "arguments" in row else "input"
+        given, expected = _field(row, key, f"{at}."), _field(row, "output", f"{at}.")
+        yield _case(function, given, expected, f"{at}.{key}", f"{at}.output")
 
 
-def _asserted(line: str) -> Case:
-    """Parse `assert f(1, 2) == 3` into a case. The assertion never runs, because the program could disable it."""
-    test = ast.parse(line.strip()).body[0]
-    if isinstance(test, ast.Assert) and isinstance(test.test, ast.Compare) and isinstance(test.test.ops[0], ast.Eq):
-        call, value = test.test.left, test.test.comparators[0]
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords:
-            arguments = tuple(ast.literal_eval(argument) for argument in call.args)
-            return Case(function=call.func.id, arguments=arguments, expected=ast.literal_eval(value))
-    raise ValueError(f"{line.strip()[:80]!r} is not of the form `assert f(1, 2) == 3` with literals")
+def _field(row: Mapping[str, Any], key: str, where: str = "") -> Any:
+    if key not in row:
+        raise ValueError(f"{where}{key} is missing, the keys are {', '.join(map(str, row)) or 'none'}; {_FORMS}")
+    return row[key]
+
+
+def _case(function: Any, given: Any, expected: Any, where: str, where_expected: str) -> Case:
+    """Return a case of a call if `function` is not empty, else of input and output text."""
+    if not function:
+        return Case(stdin=_lines(given, where), expected=_lines(expected, where_expected))
+    if not isinstance(function, str) or not function.isidentifier():
+        raise ValueError(f"the function is {_shown(function)}; write its name alone, such as `solve`")
+    arguments, named = given, {}
+    if isinstance(given, str):
+        arguments = [_json(line, where) for line in given.strip().split("\n")]
+        expected = _json(expected, where_expected) if isinstance(expected, str) else expected
+    elif isinstance(given, Mapping) and all(isinstance(key, str) and key.isidentifier() for key in given):
+        arguments, named = (), dict(given)
+    elif not isinstance(given, list | tuple):
+        raise ValueError(f"{where} is {_shown(given)}; {_CALLS}")
+    try:
+        reached = same_value(json.loads(json.dumps(expected, default=list)), expected, 0.0)
+    except (TypeError, ValueError):
+        reached = False
+    if not reached:
+        raise ValueError(f"{where_expected} is {_shown(expected)}, which no returned value equals; write a JSON value")
+    return Case(function=function, arguments=tuple(arguments), named=named, expected=expected)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{where} has the text {_shown(text)}, which is not JSON; {_CALLS}") from None
+
+
+def _lines(value: Any, where: str) -> str:
+    """Return the text of an input or output, which may be a number, or a list of lines with or without line ends."""
+    if isinstance(value, list | tuple) and all(isinstance(line, str) for line in value):
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in value[:-1]) + "".join(value[-1:])
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(int(value) if value == int(value) else value)
+    fix = "write text or a list of lines, or name the function that the case calls"
+    raise ValueError(f"{where} is {_shown(value)}; {fix}")
+
+
+def _asserted(text: str, where: str) -> Iterator[Case]:
+    """Parse lines like `assert f(1, 2) == 3`. The assertions never run, because the program could disable them."""
+    statement: ast.stmt | None = None
+    try:
+        for statement in ast.parse(text.strip()).body:
+            match statement:
+                case ast.Assert(ast.Compare(ast.Call(ast.Name(function), given, keywords), [ast.Eq()], [value])) if all(
+                    one.arg for one in keywords
+                ):
+                    named = {str(one.arg): ast.literal_eval(one.value) for one in keywords}
+                    arguments, expected = [ast.literal_eval(one) for one in given], ast.literal_eval(value)
+                case _:
+                    raise ValueError("not an assertion of a call's value")
+            case = _case(function, arguments, expected, where, where)
+            yield replace(case, named=named)
+    except (ValueError, TypeError, SyntaxError, MemoryError) as error:
+        said = ast.unparse(statement) if statement else text.strip()
+        raise ValueError(f"{where} is {_shown(said)}, not `assert f(1, 2) == 3` with literals ({error})") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def same_text(answer: str, expected: str, tolerance: float) -> bool:

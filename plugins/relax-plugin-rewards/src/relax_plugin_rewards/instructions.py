@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_core.api import Gold, Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards.answers import Think, after_thinking
 from relax_plugin_rewards.instruction_checks import CHECKS, Check
 
@@ -54,6 +54,10 @@ class Instruction:
 
 class Instructions(Reward[InstructionsOptions]):
     """A reward from 0 to 1 for following the task's instructions; an empty response scores 0."""
+
+    def gold(self, task: Task) -> Gold:
+        instructions = instructions_of(task, self.options.column)
+        return Gold("the instructions " + ", ".join(one.check.__name__ for one in instructions), ())
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         instructions = instructions_of(task, self.options.column)

@@ -109,7 +109,21 @@ def test_any_text_has_a_finite_score_within_the_bounds_and_the_same_each_time(ca
 
 LONG = [
     sign * 4_000
-    for sign in ["\\boxed{", "}", "<answer>", "Answer: ", "A, ", "A\n", "answer is ", "*", ". ", " ", "(", "\n \n"]
+    for sign in [
+        "\\boxed{",
+        "}",
+        "A,\n",
+        "<answer>",
+        "Answer: ",
+        "A, ",
+        "A\n",
+        "answer is ",
+        "*",
+        ". ",
+        " ",
+        "(",
+        "\n \n",
+    ]
 ]
 
 

@@ -17,7 +17,7 @@ Think: TypeAlias = Literal["optional", "required", "ignored"]
 """The judged part of a response. `optional`: the text after the last `</think>`, or the whole response if it has no
 `</think>`; `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _EXACT_FLOATS = 2.0**53
 """Whole numbers below this are exact as floats."""
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
@@ -102,7 +102,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     """
     found: list[tuple[int, int, str]] = []
     opened: list[tuple[int, int, bool]] = []
-    for sign in _BRACES.finditer(text):
+    for sign in BRACES.finditer(text):
         if sign[0][-1] == "{" and sign[0] != "\\{":
             opened.append((sign.start(), sign.end(), sign[0] != "{"))
         elif sign[0] == "}" and opened:

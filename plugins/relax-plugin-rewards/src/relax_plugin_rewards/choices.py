@@ -2,38 +2,76 @@
 """The rewards `multiple-choice` and `gpqa`: 1 if a response's final choice is the gold label. `gpqa` has labels A to D.
 
 A response states its choice in a box, in `<answer>` tags, after "answer is" or "Answer:", as "I pick B", or alone at
-its end. The last statement counts, so a response may change its mind. Statements separated only by a comma, "or" or
-nothing count as one: if they name different labels, the response is wrong.
+its end. One reader reads all of these forms: a label, a choice's whole text, or both. A label comes before a text, so
+"B" is choice B even if choice A has the text "B". Phrases are read in English, Chinese, German, French and Spanish;
+boxes, tags and lines that hold only a choice, in any language.
+
+The last statement counts, so a response may change its mind. Statements separated only by a comma, "or" or nothing
+count as one: if they name different choices, the response is wrong. "The answer is not B" takes back B.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from pydantic import Field
 
 from relax_core.api import Gold, Options, Outcome, Reward, Task, Trajectory
-from relax_plugin_rewards.answers import Think, after_thinking, boxes, gold_values
+from relax_plugin_rewards.answers import BRACES, Think, after_thinking, gold_text, gold_values
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Characters of Unicode's private use area that mark a box or a tag in the searched text."""
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKUP = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol|rm|bf)(?![a-zA-Z])|\\[()\[\],;! ]|[*$`{}\[\]\"']|(?<!\w)_|_(?!\w)"
+    r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol|rm|bf)(?![a-zA-Z])|\\[()\[\],;! ]|[*$`{}\"']|(?<!\w)_|_(?!\w)"
 )
-_HEDGE = r"(?:[\s,;:/&.()|+-]|\b(?i:or|and|maybe|perhaps|possibly|also|either|both)\b)*"
-_PHRASE = (
-    r"(?i:\b(?:answer|choice|option)\b(?:\s+(?:choice|option|letter))?\s*"
-    r"(?::|=|\b(?:is|would be|must be|should be|has to be)\b)+(?:\s*:)?"
-    r"(?:\s+(?:definitely|clearly|therefore|thus|most likely|probably))?\s*(?:(?:option|choice|answer|letter)\b)?)[\s:]*"
+_HEDGE = r"(?:[\s,;:/&.()|+-]|\b(?i:or|and|maybe|perhaps|possibly|also|either|both|oder|und|ou|et|o|y)\b|[\u6216\u548c\u3001])*"
+_PHRASE = re.compile(
+    r"(?:\b(?:answer|choice|option|antwort|r\u00e9ponse|respuesta)\b"
+    r"(?:\s+(?:choice|option|letter|finale?|correcta|correcte)\b)?|\u7b54\u6848)\s*"
+    r"(?::|=|\b(?:is|would be|must be|should be|has to be|ist|lautet|w\u00e4re|est|es)\b"
+    r"|(?:\u5e94\u8be5|[\u5e94\u61c9])?[\u662f\u4e3a\u70ba\u9009\u9078])+(?:\s*:)?"
+    r"(?:\s+(?:definitely|clearly|therefore|thus|most likely|probably)\b)?"
+    r"(?P<denied>\s*\b(?:not|nicht|pas)\b)?\s*(?:the\b\s*)?(?:(?:option|choice|answer|letter|antwort|opci\u00f3n)\b)?[\s:]*+",
+    re.IGNORECASE,
 )
-_VERB = r"(?i:\b(?:pick|choose|select|go(?:ing)? with|opt for)\s+(?:(?:option|choice|answer|letter)\s+)?)"
-_AFTER_ARTICLE = r"(?!\s+(?!(?:because|since|as|and|or|but|for|which|with|is|given|due|so|not|by)\b)[a-z])"
+"""A phrase before a choice, in Unicode's form NFKC: "answer is", and the like in Chinese, German, French and Spanish."""
+_VERB = re.compile(
+    r"(?:\b(?:pick|choose|select|go(?:ing)? with|opt for)\s+(?:(?:option|choice|answer|letter)\s+)?"
+    r"|[\u9009\u9078][\u62e9\u64c7]?\s*:?\s*)",
+    re.IGNORECASE,
+)
+_EITHER = re.compile(r"(?:either|both)\s+", re.IGNORECASE)
+_BUT = re.compile(r"[\s,;]*(?:but|rather|sondern|mais|sino)\s+(?:(?:option|choice|letter)\s+)?", re.IGNORECASE)
+_BEFORE = re.compile(rf"[{_OPEN}{_CLOSE}\s]*(?:[-+>#\u2022]+\s+)*")
+"""What may stand before a choice that is alone on its line."""
+_LINE_END = re.compile(rf"[ \t).\]!:,\u3002{_OPEN}{_CLOSE}]*(?:\n|\Z)")
+_SENTENCE_END = re.compile(r"[^\w\n]*(?:\Z|[.!\n\u3002])")
+_SEPARATOR = re.compile(
+    r"[ \t]*(?:,[ \t]*(?:(?:or|and)\b)?|/|&|;|\b(?:and|und|et|y)\b|[\u548c\u3001]|(?P<or>\b(?:or|oder|ou|o)\b|\u6216)"
+    r"|(?<=[ \t]))(?:[ \t]+(?:maybe|perhaps|possibly)\b)?[ \t]*(?:(?:option|choice)[ \t]+)?",
+    re.IGNORECASE,
+)
+_REASON = (
+    r"because|since|as|and|or|but|for|which|given|due|so|not|weil|da|denn|und|oder|car|parce|et|ou|porque|pues|y|o"
+)
+"""Words that may follow a choice: the text of a choice is read in "Rome because", but not in "Rome is"."""
+_AFTER_LABEL = re.compile(
+    rf"(?!\s*[=<>^])(?!\s+(?!(?:{_REASON}|is|with|by|in|when|if|from|on|under|after|that|where|here|then|according|per"
+    r"|although|though|while|based|ya)\b)[a-z\u00df-\u024f])"
+)
+"""What may follow a label: "B because" names choice B, "B cells" does not."""
+_AFTER_TEXT = (
+    rf"(?=\s*(?:\Z|\n|[{_OPEN}{_CLOSE})\]\u3002\u3001]|[.!?;:]+(?:\s|\Z|[{_OPEN}{_CLOSE}])|,(?!\s*[\d.-]))"
+    rf"|[ \t]+(?:\(|[-\u2013\u2014]\s+\D|(?i:{_REASON})\b))"
+)
+_AFTER_LOWER_CASE = re.compile(rf"\s*(?:\Z|\n|[{_CLOSE}).\]:;,!?\u3002])")
+_BETWEEN_LABEL_AND_TEXT = re.compile(r"[ \t]*[.:=\u2013\u2014-]?[ \t]*")
 
 
 class MultipleChoiceOptions(Options):
@@ -61,7 +99,8 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
         labels = [gold_label(task, gold, choices) for gold in gold_values(task)]
         thought = "<think>so</think>" if self.options.think == "required" else ""
         read = " or ".join(f"choice {label}: {choices[label]}".removesuffix(": ") for label in labels)
-        return Gold(read, tuple(f"{thought}\\boxed{{{label}}}" for label in labels))
+        forms = ("\\boxed{{{}}}", "Answer: {}")
+        return Gold(read, tuple(thought + form.format(label) for form in forms for label in labels))
 
     def score(self, task: Task, trajectory: Trajectory) -> float:
         choices = self._choices(task)
@@ -75,14 +114,27 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
         column, name = task.column(self.options.choices), self.options.choices
         if column is None and self.options.letters:
             return dict.fromkeys(LETTERS[: self.options.letters], "")
+        fix = f"give it a list of up to {len(LETTERS)} choices or a table of labels, or set `letters`"
+        labels: Sequence[object] = LETTERS
         if isinstance(column, Mapping) and {"label", "text"} <= set(column):
-            column = dict(zip(column["label"], column["text"], strict=True))
-        if isinstance(column, Sequence) and not isinstance(column, str) and 0 < len(column) <= len(LETTERS):
-            column = dict(zip(LETTERS, column, strict=False))
-        if not isinstance(column, Mapping) or not column or not all(str(label).strip() for label in column):
-            fix = f"give it a list of up to {len(LETTERS)} choices or a table of labels, or set `letters`"
+            labels, column = column["label"], column["text"]
+            if not all(isinstance(part, list | tuple) for part in (labels, column)) or len(labels) != len(column):
+                raise ValueError(
+                    f"task {task.id}: column {name!r} needs a list of labels and one of as many texts; {fix}"
+                )
+        elif isinstance(column, Mapping):  # table formats fill missing choices with nulls
+            present = {label: text for label, text in column.items() if text is not None}
+            labels, column = list(present), list(present.values())
+        if not isinstance(column, list | tuple) or not 0 < len(column) <= len(labels):
             raise ValueError(f"task {task.id} has no choices in column {name!r}; {fix}")
-        return {str(label).strip(): str(text).strip() for label, text in column.items()}
+        choices: dict[str, str] = {}
+        for label, text in zip(labels, column, strict=False):
+            if not isinstance(text, str | int | float) or not isinstance(label, str | int) or not str(label).strip():
+                raise ValueError(f"task {task.id} has no choices in column {name!r}: got {label!r}: {text!r}; {fix}")
+            choices[str(label).strip()] = text.strip() if isinstance(text, str) else gold_text(task, text)
+        if len({label.casefold() for label in choices}) < min(len(labels), len(column)):
+            raise ValueError(f"task {task.id}: column {name!r} repeats a label; {fix}")
+        return choices
 
 
 class GpqaOptions(MultipleChoiceOptions):
@@ -110,6 +162,7 @@ def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
     if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
         return list(choices)[gold]
     same = [label for label, text in choices.items() if text and text.casefold() == said.casefold()]
+    same = [label for label in same if choices[label] == said] or same
     if len(same) != 1:
         which = "is none of its choices" if not same else f"is the text of {' and '.join(same)}"
         raise ValueError(f"task {task.id}: answer {said!r} {which}, {', '.join(choices)}; correct the answer column")
@@ -117,18 +170,17 @@ def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
 
 
 def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
-    """Return the label of the response's final choice; None if the response names no label, or several at once."""
-    choices = {label: _unmarked(text) for label, text in choices.items()}
-    text = response.replace(_OPEN, "").replace(_CLOSE, "")
-    for start, end, content in reversed(boxes(text)):
-        text = f"{text[:start]}{_OPEN}{content}{_CLOSE}{text[end:]}"
-    text = _unmarked(_TAGGED.sub(lambda tagged: f"{_OPEN}{tagged[1]}{_CLOSE}", text))
-    pattern = _pattern(tuple(choices))
-    found = [*_spoken(text, pattern), *_alone(text, pattern, choices)]
+    """Return the label of the response's final choice; None if the response names no choice, or several at once."""
+    reader = _reader(tuple((label, _unmarked(text)) for label, text in choices.items()))
+    text = _unmarked(_TAGGED.sub(lambda tagged: f"{_OPEN}{tagged[1]}{_CLOSE}", _marked(response)))
+    found = sorted([*_spoken(text, reader), *_alone(text, reader)], key=lambda one: one.end)
+    denied = [one for one in found if one.denied]
+    found = [one for one in found if not one.denied]
     if not found:
         return None
-    found.sort(key=lambda one: one.end)
     labels, begin = found[-1].labels, found[-1].start
+    if any(one.start > found[-1].end and one.labels & labels for one in denied):
+        return None
     for earlier in reversed(found[:-1]):
         if earlier.end < begin and not re.fullmatch(_HEDGE, text[earlier.end : begin].strip(_OPEN + _CLOSE)):
             break
@@ -138,92 +190,142 @@ def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A span of the text that names one or more labels, from `start` to `end` in characters."""
+    """A span of the text that names one or more choices, from `start` to `end` in characters."""
 
     start: int
     end: int
     labels: frozenset[str]
+    denied: bool = False
+    """True: the statement says that these are not the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Pattern:
-    spoken: re.Pattern[str]
-    """A phrase and the labels after it. Groups: labels after "answer is", one such label in lower or upper case, labels
-    after a verb."""
+class _Reader:
+    """The reader of choices at a position of a text: labels, whole texts, or labels with their texts."""
+
     label: re.Pattern[str]
-    whole: re.Pattern[str]
-    """A text that begins with labels. Groups: the labels, the rest of the text."""
-    by_case: Mapping[str, str]
+    """A label, in brackets or not. Groups: the label, its closing brackets."""
+    text: re.Pattern[str]
+    """The whole text of a choice, the longest first. Group: the text, without what follows."""
+    labels: Mapping[str, str]
+    """The label by its casefolded form."""
+    texts: Mapping[str, Mapping[str, frozenset[str]]]
+    """The labels by text, by casefolded text without white space."""
+
+    def choices(self, text: str, start: int) -> tuple[frozenset[str], int] | None:
+        """Return the choices named at `start`, joined by commas, "or" and the like, and their end; None if there is none."""
+        either = _EITHER.match(text, start)
+        found = self._choice(text, start) or (self._choice(text, either.end()) if either else None)
+        while found is not None and (joined := _SEPARATOR.match(text, found[1])):
+            more = self._choice(text, joined.end())
+            if not joined[0].strip() and (more is None or not _LINE_END.match(text, more[1])):
+                break
+            if more is None:
+                return None if joined["or"] or text[joined.end() : joined.end() + 1].isdigit() else found
+            found = found[0] | more[0], more[1]
+        return found
+
+    def _choice(self, text: str, start: int) -> tuple[frozenset[str], int] | None:
+        label, said = self.label.match(text, start), self._text(text, start)
+        if said is not None and (label is None or said[1] > label.end(1)):
+            return said
+        if label is None:
+            return None
+        name, gap = self.labels[label[1].casefold()], _BETWEEN_LABEL_AND_TEXT.match(text, label.end())
+        said = self._text(text, gap.end() if gap else label.end())
+        if said is not None:
+            return frozenset((name,)) if name in said[0] else said[0] | {name}, said[1]
+        follows = _AFTER_LABEL if name == label[1] else _AFTER_LOWER_CASE
+        return (frozenset((name,)), label.end()) if label[2] or follows.match(text, label.end()) else None
+
+    def _text(self, text: str, start: int) -> tuple[frozenset[str], int] | None:
+        """Return the choices with the text at `start`, which may be in brackets, and its end."""
+        said = self.text.match(text, start) or (
+            self.text.match(text, start + 1) if text[start : start + 1] in ("(", "[") else None
+        )
+        if said is None:
+            return None
+        same = self.texts[_key(said[1])]
+        return same.get("".join(said[1].split())) or frozenset().union(*same.values()), said.end()
 
 
 @lru_cache(maxsize=256)
-def _pattern(labels: tuple[str, ...]) -> _Pattern:
-    longest_first = sorted(labels, key=len, reverse=True)
-    article = [re.escape(label) + (_AFTER_ARTICLE if label in ("A", "I") else "") for label in longest_first]
-    one = rf"(?<!\w)\(?\s*(?:{'|'.join(article)})(?!\w)\s*\)?"
-    any_case = rf"(?<!\w)(?i:{'|'.join(map(re.escape, longest_first))})(?!\w)"
-    between = r"\s*(?:,\s*(?i:or\b|and\b)?|/|&|;|(?i:\bor\b|\band\b))(?:\s+(?i:maybe|perhaps|possibly))?\s*(?:(?i:option)\s+)?"
-    several = rf"{one}(?:{between}{one})*"
-    spoken = (
-        rf"{_PHRASE}{_OPEN}?(?:({several})|\(?({any_case})\)?(?=[\s.]*(?:\n|$)))|{_VERB}({several})(?=\W*(?:$|[.!\n]))"
-    )
-    return _Pattern(
-        re.compile(spoken), re.compile(any_case), re.compile(rf"\W*({several})(.*)", re.DOTALL),
+def _reader(choices: tuple[tuple[str, str], ...]) -> _Reader:
+    labels = sorted((label for label, _ in choices), key=len, reverse=True)
+    texts: dict[str, dict[str, frozenset[str]]] = {}
+    words = []
+    for label, text in choices:
+        if bare := text.rstrip(". "):
+            same = texts.setdefault(_key(bare), {})
+            exact = "".join(bare.split())
+            same[exact] = same.get(exact, frozenset()) | {label}
+            words.append(bare)
+    written = [
+        r"\s+".join(map(re.escape, text.split())).replace(",", r",\s*").replace(r",\s*\s+", r",\s*")
+        for text in sorted(words, key=len, reverse=True)
+    ]
+    one = "|".join(map(re.escape, labels))
+    return _Reader(
+        re.compile(rf"[(\[]*[ \t]*((?i:{one}))(?![A-Za-z0-9_\u00c0-\u024f])(?![.,]\d|-\w|[+#])\s*?([)\]]*)"),
+        re.compile(rf"((?i:{'|'.join(written) or '(?!)'})){_AFTER_TEXT}"),
         {label.casefold(): label for label in labels},
-    )  # fmt: skip
+        texts,
+    )
 
 
-def _spoken(text: str, pattern: _Pattern) -> list[Statement]:
-    """Return the phrases that name labels, such as "the answer is B"."""
-    found = []
-    for match in pattern.spoken.finditer(text):
-        labels = next(group for group in match.groups() if group)
-        found.append(Statement(match.start(), match.end(), _labels(labels, pattern)))
-    return found
+def _key(text: str) -> str:
+    return "".join(text.split()).casefold()
 
 
-def _alone(text: str, pattern: _Pattern, choices: Mapping[str, str]) -> list[Statement]:
-    """Return boxes and tags, and the last lines that consist of a label, a choice's text, or both."""
-    found = []
-    for marked in re.finditer(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}", text):
-        if labels := _named(marked[1], pattern, choices, loosely=True):
-            found.append(Statement(marked.start(), marked.end(), labels))
+def _spoken(text: str, reader: _Reader) -> Iterator[Statement]:
+    """Yield the phrases that name choices, such as "the answer is B" and "I pick B."."""
+    for phrase in _PHRASE.finditer(text):
+        start = phrase.end() + (text[phrase.end() : phrase.end() + 1] == _OPEN)
+        if found := reader.choices(text, start):
+            denied = phrase["denied"] is not None
+            yield Statement(phrase.start(), found[1], found[0], denied)
+            but = _BUT.match(text, found[1]) if denied else None
+            if but and (found := reader.choices(text, but.end())):
+                yield Statement(but.end(), found[1], found[0])
+    for verb in _VERB.finditer(text):
+        found = reader.choices(text, verb.end())
+        if found and _SENTENCE_END.match(text, found[1]):
+            yield Statement(verb.start(), found[1], found[0])
+
+
+def _alone(text: str, reader: _Reader) -> Iterator[Statement]:
+    """Yield the boxes and tags that begin with a choice, and the last lines that hold nothing else."""
+    for marked in re.finditer(rf"{_OPEN}\s*([^{_OPEN}{_CLOSE}]*){_CLOSE}", text):
+        if found := reader.choices(text, marked.start(1)):
+            yield Statement(marked.start(), marked.end(), found[0])
     end = len(text)
     for line in reversed(text.split("\n")):
         start = end - len(line)
         if line.strip():
-            labels = _named(line, pattern, choices, loosely=False)
-            if not labels:
+            before = _BEFORE.match(text, start)
+            found = reader.choices(text, before.end() if before else start)
+            if not found or not _LINE_END.match(text, found[1]):
                 break
-            found.append(Statement(start, end, labels))
+            yield Statement(start, found[1], found[0])
         end = start - 1
-    return found
 
 
-def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely: bool) -> frozenset[str]:
-    """Return the labels in `said`, which should contain only a choice; empty if it contains anything else.
-
-    `loosely`: accept any words after a label and a punctuation mark.
-    """
-    bare = said.strip().strip("().:, ")
-    if label := pattern.by_case.get(bare.casefold()):
-        return frozenset((label,))
-    same = frozenset(label for label, text in choices.items() if text and text.casefold() == bare.casefold())
-    if same:
-        return same
-    match = pattern.whole.match(said)
-    if match is None:
-        return frozenset()
-    labels, rest = _labels(match[1], pattern), match[2].strip().lstrip(").:,- ").rstrip(". ")
-    texts = {choices[label].casefold().rstrip(". ") for label in labels}
-    followed = loosely and match[2].lstrip(" ")[:1] in (".", ":", ")", ",", "-", "\n")
-    return labels if not rest or followed or rest.casefold() in texts else frozenset()
+def _marked(text: str) -> str:
+    """Return a text with a mark at the start and end of each box. A box that is never closed ends the text."""
+    signs = list(text.replace(_OPEN, " ").replace(_CLOSE, " "))
+    opened: list[tuple[int, int, bool]] = []
+    for sign in BRACES.finditer(text):
+        if sign[0][-1] == "{" and sign[0] != "\\{":
+            opened.append((sign.start(), sign.end(), sign[0] != "{"))
+        elif sign[0] == "}" and opened:
+            start, inside, is_box = opened.pop()
+            if is_box:
+                signs[start:inside] = [_OPEN, *[""] * (inside - start - 1)]
+                signs[sign.start()] = _CLOSE
+    unclosed = next((start for start, _, is_box in opened if is_box), None)
+    return "".join(signs[:unclosed])
 
 
 def _unmarked(text: str) -> str:
     """Return a text without markup that only changes its appearance, in Unicode's normal form NFKC."""
     return _MARKUP.sub("", unicodedata.normalize("NFKC", text)).strip()
-
-
-def _labels(text: str, pattern: _Pattern) -> frozenset[str]:
-    return frozenset(pattern.by_case[label.casefold()] for label in pattern.label.findall(text))

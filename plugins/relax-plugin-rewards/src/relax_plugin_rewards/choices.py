@@ -49,7 +49,7 @@ _VERB = re.compile(
 _EITHER = re.compile(r"(?:either|both)\s+", re.IGNORECASE)
 _BUT = re.compile(r"[\s,;]*(?:but|rather|sondern|mais|sino)\s+(?:(?:option|choice|letter)\s+)?", re.IGNORECASE)
 _BEFORE = re.compile(rf"[{_OPEN}{_CLOSE}\s]*(?:[-+>#\u2022]+\s+)*")
-"""What may stand before a choice that is alone on its line."""
+"""List marks and the like before a choice that is alone on its line."""
 _LINE_END = re.compile(rf"[ \t).\]!:,\u3002{_OPEN}{_CLOSE}]*(?:\n|\Z)")
 _SENTENCE_END = re.compile(r"[^\w\n]*(?:\Z|[.!\n\u3002])")
 _SEPARATOR = re.compile(
@@ -65,7 +65,7 @@ _AFTER_LABEL = re.compile(
     rf"(?!\s*[=<>^])(?!\s+(?!(?:{_REASON}|is|with|by|in|when|if|from|on|under|after|that|where|here|then|according|per"
     r"|although|though|while|based|ya)\b)[a-z\u00df-\u024f])"
 )
-"""What may follow a label: "B because" names choice B, "B cells" does not."""
+"""The text after a label: "B because" names choice B, "B cells" does not."""
 _AFTER_TEXT = (
     rf"(?=\s*(?:\Z|\n|[{_OPEN}{_CLOSE})\]\u3002\u3001]|[.!?;:]+(?:\s|\Z|[{_OPEN}{_CLOSE}])|,(?!\s*[\d.-]))"
     rf"|[ \t]+(?:\(|[-\u2013\u2014]\s+\D|(?i:{_REASON})\b))"
@@ -213,7 +213,7 @@ class _Reader:
     """The labels by text, by casefolded text without white space."""
 
     def choices(self, text: str, start: int) -> tuple[frozenset[str], int] | None:
-        """Return the choices named at `start`, joined by commas, "or" and the like, and their end; None if there is none."""
+        """Return the choices at `start`, joined by commas, "or" and the like, and their end; None without a choice."""
         either = _EITHER.match(text, start)
         found = self._choice(text, start) or (self._choice(text, either.end()) if either else None)
         while found is not None and (joined := _SEPARATOR.match(text, found[1])):

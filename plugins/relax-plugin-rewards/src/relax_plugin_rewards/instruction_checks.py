@@ -119,7 +119,7 @@ def nth_word(response: str, *, n: Place, word: Text) -> bool:
 @check("keywords:palindrome")
 def palindrome(response: str) -> bool:
     """Return True if a word of at least three letters reads the same backwards."""
-    return any(len(word) > 2 and word == word[::-1] for word in words(response.casefold()) if word.isalpha())
+    return any(len(word) > 2 and word == word[::-1] for word in re.findall(r"[^\W\d_]+", response.casefold()))
 
 
 @check("keywords:start_end")
@@ -131,7 +131,7 @@ def starts_and_ends_alike(response: str) -> bool:
 @check("keywords:no_adjacent_consecutive")
 def no_adjacent_consecutive(response: str) -> bool:
     """Return True if no two adjacent words begin with consecutive letters of the alphabet, such as `a` and `b`."""
-    initials = [ord(word[0]) for word in words(response.casefold()) if word[0].isalpha()]
+    initials = [ord(word[0]) for word in words(response.casefold()) if word[0].islower()]
     return all(later - earlier != 1 for earlier, later in pairwise(initials))
 
 
@@ -146,18 +146,20 @@ def unique_words(response: str) -> bool:
 
 @check("length_constraints:number_words")
 def number_words(response: str, *, num_words: Count, relation: Relation) -> bool:
+    """Compare the number of words, which `segmentation.words` defines."""
     return COMPARED[relation](len(words(response)), num_words)
 
 
 @check("length_constraints:number_sentences")
 def number_sentences(response: str, *, num_sentences: Count, relation: Relation) -> bool:
+    """Compare the number of sentences, which `segmentation.sentences` defines."""
     return COMPARED[relation](len(sentences(response)), num_sentences)
 
 
 @check("length_constraints:number_paragraphs")
 def number_paragraphs(response: str, *, num_paragraphs: Count) -> bool:
-    """Return True if the divider `***` splits the response into `num_paragraphs` paragraphs."""
-    found = split_by(response, "***")
+    """Return True if the divider `***`, which stands between white space, splits the response into `num_paragraphs`."""
+    found = split_by(response, r"(?<!\S)\*{3}(?!\S)")
     return found is not None and len(found) == num_paragraphs
 
 
@@ -173,7 +175,9 @@ def nth_paragraph_first_word(response: str, *, num_paragraphs: Count, nth_paragr
 
 @check("detectable_content:number_placeholders")
 def number_placeholders(response: str, *, num_placeholders: Count) -> bool:
-    return len(re.findall(r"\[[^\[\]]+\]", response)) >= num_placeholders
+    """Return True if at least `num_placeholders` texts with a letter are in square brackets, links and `- [x]` aside."""
+    found = re.findall(r"([-*+] |\d\. )?\[([^\[\]\n]+)\](?!\()", response)
+    return sum(any(map(str.isalpha, text)) and not (mark and text in "xX") for mark, text in found) >= num_placeholders
 
 
 @check("detectable_content:postscript")
@@ -185,8 +189,8 @@ def postscript(response: str, *, postscript_marker: Text) -> bool:
 
 @check("detectable_format:number_bullet_lists")
 def number_bullet_lists(response: str, *, num_bullets: Count) -> bool:
-    """Return True if there are exactly `num_bullets` bullet points; `*emphasis*` and dividers (`* * *`) don't count."""
-    return len(re.findall(r"(?m)^[ \t]*[*+•-][ \t]+(?![*-](?:[ \t]+[*-])*[ \t]*$)\S", response)) == num_bullets
+    """Return True if exactly `num_bullets` lines begin with a bullet and white space; `* * *` and `1.` don't count."""
+    return len(re.findall(r"(?m)^[ \t]*[*+•◦▪●‣-][ \t]+(?![*-](?:[ \t]+[*-])*[ \t]*$)\S", response)) == num_bullets
 
 
 @check("detectable_format:constrained_response")
@@ -202,8 +206,8 @@ def number_highlighted_sections(response: str, *, num_highlights: Count) -> bool
 
 @check("detectable_format:multiple_sections")
 def multiple_sections(response: str, *, section_spliter: Text, num_sections: Count) -> bool:
-    """Return True if at least `num_sections` headings occur: the splitter and a number, such as `Section 1`."""
-    return len(re.findall(rf"(?<!\w){re.escape(section_spliter)}\s?\d+", response)) >= num_sections
+    """Return True if at least `num_sections` different headings occur: splitter and number, such as `Section 1`."""
+    return len(set(re.findall(rf"(?<!\w){re.escape(section_spliter)}\s?(\d+)", response))) >= num_sections
 
 
 @check("detectable_format:json_format")
@@ -231,7 +235,7 @@ def square_brackets(response: str) -> bool:
 @check("combination:two_responses")
 def two_responses(response: str) -> bool:
     """Return True if `******` separates exactly two different responses."""
-    found = split_by(response, "******")
+    found = split_by(response, r"\*{6}")
     return found is not None and len(found) == 2 and found[0] != found[1]
 
 
@@ -325,7 +329,7 @@ def alternating_case(response: str) -> bool:
 
 @check("count:lowercase_counting")
 def lowercase_words(response: str, *, N: Count) -> bool:  # noqa: N803 - the data sets' name
-    return sum(word.islower() and word.isalpha() for word in words(response)) <= N
+    return sum(map(str.islower, words(response))) <= N
 
 
 @check("language:response_language")

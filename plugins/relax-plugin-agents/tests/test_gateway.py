@@ -16,8 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, strategies as st
 from relax_plugin_agents import gateway as served
 from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
+from relax_plugin_agents.model_request import before_stop, sure_before_stop
 
 from relax_core.api import Environment, InfrastructureError, Task, Trajectory
 from relax_core.engines.requests import PendingRequest
@@ -373,6 +375,76 @@ async def test_the_first_token_is_at_the_client_before_the_last_is_sampled() -> 
     assert texts(trajectory) == ["[user:a][a:FOUR$"]
 
 
+class Spelling(Script):
+    """A policy that shows every letter of a line before the next."""
+
+    async def __call__(self, call: PendingRequest) -> Completion:
+        answer = await super().__call__(call)
+        for end in range(1, len(answer.tokens)):
+            await asyncio.sleep(0)
+            if call.watch is not None and call.watch(answer.tokens[:end]):
+                break
+        return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_gets_the_text_before_a_stop_text_and_its_next_request_continues_the_sampled_turn(
+    stream: bool,
+) -> None:
+    heard: list[str] = []
+
+    async def agent(inside: Inside) -> None:
+        answer = await inside.chat("q", stop=["b"], stream=stream)
+        if stream:
+            chunks = [chunk async for chunk in answer]
+            heard.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        else:
+            heard.append(answer.choices[0].message.content)
+            assert answer.choices[0].finish_reason == "stop"
+        history: Any = [("user", "q"), ("assistant", heard[-1]), ("user", "r")]
+        history = [{"role": role, "content": text} for role, text in history]
+        final: Any = await inside.openai.responses.create(
+            model="policy", input=history, extra_body={"stop": "</s"}, stream=stream
+        )
+        if stream:
+            events = [event async for event in final]
+            said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            final = events[-1].response
+            assert said == final.output_text
+        heard.append(final.output_text)
+        assert final.status == "completed"
+        history += [{"role": "assistant", "content": heard[-1]}, {"role": "user", "content": "s"}]
+        asked: Any = {"model": "policy", "max_tokens": 50, "messages": history, "stop_sequences": ["##", "END"]}
+        for _ in range(2):
+            if stream:
+                async with inside.anthropic.messages.stream(**asked) as events:
+                    pieces = "".join([piece async for piece in events.text_stream])
+                    final = await events.get_final_message()
+                assert pieces == final.content[0].text
+            else:
+                final = await inside.anthropic.messages.create(**asked)
+            heard.append(final.content[0].text)
+            ends.append((final.stop_reason, final.stop_sequence))
+            history += [{"role": "assistant", "content": heard[-1]}, {"role": "user", "content": "t"}]
+        assert inside.session.history.reasons() == {"first": 1, "continued": 3}
+
+    ends: list[Any] = []
+    trajectory = await sample(agent, Spelling("abc", "<</s>>", "#END##", "E#ND"))
+    assert heard == ["a", "<", "#", "E#ND"]
+    assert ends == [("stop_sequence", "END"), ("end_turn", None)]
+    row = "[user:q][a:AB$][user:r][a:<</S$][user:s][a:#END$][user:t][a:E#ND$"
+    assert texts(trajectory) == [row] and not trajectory.num_discarded
+
+
+@given(st.text("ab#", max_size=9), st.lists(st.text("ab#", min_size=1, max_size=3), max_size=3), st.integers(0, 9))
+def test_a_part_that_is_sent_early_stays_the_beginning_of_the_answer(text: str, stop: list[str], end: int) -> None:
+    whole, stop_text = before_stop(text, stop)
+    assert not any(one in whole for one in stop) and text.startswith(whole + stop_text)
+    assert bool(stop_text) == any(one in text for one in stop)
+    assert whole.startswith(sure_before_stop(text[:end], stop))
+
+
 async def test_a_client_that_comes_late_to_a_stream_reads_it_from_its_beginning() -> None:
     policy = Telling("four")
 
@@ -489,15 +561,17 @@ async def test_a_pool_is_called_by_its_model_name_and_its_answers_are_not_traine
         assert other.content[0].text == "ye" and other.stop_reason == "max_tokens"
         stream = await inside.openai.chat.completions.create(**asked, stream=True)
         assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == "yes"
+        cut = await inside.anthropic.messages.create(**asked, max_tokens=9, stop_sequences=["es"])
+        assert (cut.content[0].text, cut.stop_reason, cut.stop_sequence) == ("y", "stop_sequence", "es")
         with pytest.raises(openai.BadRequestError, match="answers in text"):
             await inside.openai.chat.completions.create(**asked, tools=[FIND])
         with pytest.raises(openai.BadRequestError, match="temperature"):
             await inside.openai.chat.completions.create(**asked, temperature=3.0)
-        assert inside.session.side_calls.summary() == {"judge": {"calls": 3, "tokens": 8}}
+        assert inside.session.side_calls.summary() == {"judge": {"calls": 4, "tokens": 11}}
 
     client = ScriptedClient("judge", lambda prompt: heard.append(prompt) or "yes")
     trajectory = await sample(agent, Script("one"), judge=client)
-    assert heard == ["good?"] * 3
+    assert heard == ["good?"] * 4
     assert [node.turn for node in trajectory.forest if node.sampled] == [0], "only the policy's turn is trained"
 
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,16 @@ from relax_core.api.task import ToolCall
 from relax_plugin_agents.dialects import DIALECTS
 from relax_plugin_agents.dialects.reading import LONGEST_SHOWN, check_characters
 from relax_plugin_agents.history import Call, History
-from relax_plugin_agents.model_request import Dialect, Finish, ModelRequest, ModelTurn, Refused, Sent
+from relax_plugin_agents.model_request import (
+    Dialect,
+    Finish,
+    ModelRequest,
+    ModelTurn,
+    Refused,
+    Sent,
+    before_stop,
+    sure_before_stop,
+)
 from relax_plugin_agents.side_calls import SideCalls
 
 HEARTBEAT_S = 10.0
@@ -134,7 +143,7 @@ class AgentSession:
 
     async def _generate(self, call: Call, request: ModelRequest) -> Action:
         def on_partial(partial: Action) -> None:
-            call.partial = partial
+            call.partial = replace(partial, text=sure_before_stop(partial.text, call.stop))
             more, self._more[call] = self._more[call], asyncio.Event()
             more.set()
 
@@ -312,9 +321,10 @@ class Gateway:
         elif failed is not None:
             raise failed
         elif not request.stream:
-            return JSONResponse(dialect.reply(_answered(name, answer.result())))
+            return JSONResponse(dialect.reply(_answered(name, answer.result(), request.stop)))
         headers = {"cache-control": "no-cache"}
-        return StreamingResponse(_side_call_events(dialect, name, answer, body), 200, headers, "text/event-stream")
+        events = _side_call_events(dialect, name, answer, body, request.stop)
+        return StreamingResponse(events, 200, headers, "text/event-stream")
 
     async def _so_far(self, session: AgentSession, call: Call, created: int) -> ModelTurn:
         """Return a call's answer as a turn: complete if sampling has ended, else the part that is sampled so far."""
@@ -364,22 +374,23 @@ class Gateway:
             ToolCall(one.name, one.arguments, f"call_{number}_{place}") for place, one in enumerate(action.tool_calls)
         )
         finish: Finish = "length" if action.cut else "tool_calls" if calls else "stop"
+        text, stop_text = before_stop(action.text, call.stop)
         return ModelTurn(
-            number, self.model, int(time.time()), action.text, calls, finish, action.prompt_tokens, len(action.tokens)
+            number, self.model, int(time.time()), text, calls, finish, action.prompt_tokens, len(action.tokens), stop_text
         )  # fmt: skip
 
     def _over(self) -> ModelTurn:
         return ModelTurn(f"over_{secrets.token_hex(6)}", self.model, int(time.time()), OVER, (), "stop", 0, 0)
 
 
-def _answered(name: str, answer: Generated) -> ModelTurn:
+def _answered(name: str, answer: Generated, stop: Sequence[str]) -> ModelTurn:
     """Return a pool's answer as a turn; its `prompt_tokens` is 0, because pools do not report the prompt's length."""
-    number, finish = f"side_{secrets.token_hex(6)}", answer.finish
-    return ModelTurn(number, name, int(time.time()), answer.text, (), finish, 0, len(answer.tokens))
+    number, (text, stop_text) = f"side_{secrets.token_hex(6)}", before_stop(answer.text, stop)
+    return ModelTurn(number, name, int(time.time()), text, (), answer.finish, 0, len(answer.tokens), stop_text)
 
 
 async def _side_call_events(
-    dialect: Dialect, name: str, answer: asyncio.Task[Generated], body: Mapping[str, Any]
+    dialect: Dialect, name: str, answer: asyncio.Task[Generated], body: Mapping[str, Any], stop: Sequence[str]
 ) -> AsyncIterator[str]:
     """Yield keep-alive events until a pool has answered, then the whole answer or the error."""
     while not (await asyncio.wait([answer], timeout=HEARTBEAT_S))[0]:
@@ -387,7 +398,7 @@ async def _side_call_events(
     if not answer.cancelled() and isinstance(failed := answer.exception(), InfrastructureError | Refused):
         yield dialect.failed_event(str(failed))
         return
-    for event in dialect.events(_answered(name, answer.result()), body, Sent()):
+    for event in dialect.events(_answered(name, answer.result(), stop), body, Sent()):
         yield event
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from relax_core.api import Action, Session
 from relax_core.api.environment import Observation, Tool
 from relax_core.api.task import Message
-from relax_plugin_agents.model_request import ModelRequest, Refused
+from relax_plugin_agents.model_request import ModelRequest, Refused, before_stop
 
 THOUGHT_END = "</think>"
 THOUGHTS = frozenset(("reasoning_content", "reasoning", "thinking"))
@@ -48,8 +48,11 @@ class Call:
     """Digest of the tools, the context and all messages before the call's answer."""
     context: str = ""
     """The agent's name for the conversation, which gets its own reward; empty: the sample as a whole."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, and that the client does not get."""
     said: str = ""
-    """Text of the answer. For a call that extends a truncated answer, it begins with that answer's text."""
+    """Text of the answer as the client gets it. For a call that extends a truncated answer, it begins with that
+    answer's text."""
     action: Action | None = None
     partial: Action | None = None
     """The part of the answer that is sampled so far; None unless the call's first client asked for a stream."""
@@ -121,7 +124,8 @@ class History:
             state.calls_after += 1
             if rest:
                 branch.observe(Observation(messages=rest))
-        call = Call(call_key(request), branch, self._reason(state, rest, digests), history, request.context)
+        reason = self._reason(state, rest, digests)
+        call = Call(call_key(request), branch, reason, history, request.context, request.stop)
         if state is not None and not rest:
             call.history, call.said = state.history, state.said
         self._tools.add(digests[0])
@@ -132,7 +136,7 @@ class History:
     def answered(self, call: Call, action: Action) -> None:
         """Record the answer of a call, so that later calls can continue from it."""
         call.action = action
-        call.said += action.text
+        call.said += before_stop(action.text, call.stop)[0]
         self._states[_chained(call.history, Message("assistant", call.said, action.tool_calls))].append(call)
 
     def discard_unread(self) -> None:

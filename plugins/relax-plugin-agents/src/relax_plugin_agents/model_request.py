@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -57,6 +57,8 @@ class ModelTurn:
     finish: Finish
     prompt_tokens: int
     completion_tokens: int
+    stop_text: str = ""
+    """The request's stop text that ended the turn, which `text` leaves out; empty if another reason ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,19 @@ class Sent:
     """Number of events that were sent."""
     text: str = ""
     """Text of the answer that was sent."""
+
+
+def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
+    """Return the text before the first stop text, and this stop text; without a stop text, (text, "")."""
+    end, stop_text = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
+    return text[:end], stop_text
+
+
+def sure_before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the part of an unfinished text that no later text can turn into a stop text."""
+    sure, _ = before_stop(text, stop)
+    begun = (end for one in stop for end in range(1, len(one)) if sure.endswith(one[:end]))
+    return sure[: len(sure) - max(begun, default=0)]
 
 
 class Dialect(ABC):

@@ -66,6 +66,7 @@ class AnthropicMessages(Dialect):
 
     def reply(self, turn: ModelTurn) -> dict[str, Any]:
         content: list[dict[str, Any]] = []
+        stop_text = turn.stop_text if turn.finish == "stop" and turn.stop_text else None
         if turn.text or not turn.tool_calls:
             content.append({"type": "text", "text": turn.text})
         for call in turn.tool_calls:
@@ -76,8 +77,8 @@ class AnthropicMessages(Dialect):
             "role": "assistant",
             "model": turn.model,
             "content": content,
-            "stop_reason": STOP_REASONS.get(turn.finish),
-            "stop_sequence": None,
+            "stop_reason": "stop_sequence" if stop_text else STOP_REASONS.get(turn.finish),
+            "stop_sequence": stop_text,
             "usage": {
                 "input_tokens": turn.prompt_tokens,
                 "cache_creation_input_tokens": 0,
@@ -89,7 +90,8 @@ class AnthropicMessages(Dialect):
     def events(self, turn: ModelTurn, body: Mapping[str, Any], sent: Sent) -> Iterator[str]:
         whole = self.reply(turn)
         if not sent.events:
-            started = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
+            unfinished = {"content": [], "stop_reason": None, "stop_sequence": None}
+            started = {**whole, **unfinished, "usage": {**whole["usage"], "output_tokens": 0}}
             yield _event("message_start", message=started)
         calls = iter(turn.tool_calls)
         for index, block in enumerate(whole["content"]):
@@ -105,7 +107,7 @@ class AnthropicMessages(Dialect):
                 yield _event("content_block_stop", index=index)
         if not turn.finish:
             return
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=ended, usage=whole["usage"])
         yield _event("message_stop")
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.engine import NO_ENGINES, ModelClient
 from relax_core.api.sandbox import NO_SANDBOX, SandboxClient, SandboxLimits
-from relax_core.api.task import Message, Part, Task, ToolCall
+from relax_core.api.task import MediaKind, Message, Part, Task, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,10 @@ class Step:
 
 class Session(Protocol):
     """One branch of a sample, through which an environment's `run` talks to the policy."""
+
+    @property
+    def media(self) -> tuple[MediaKind, ...]:
+        """Kinds of media that messages to the policy may contain; empty if the policy takes only text."""
 
     async def generate(
         self,

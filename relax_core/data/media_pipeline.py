@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from relax_core.api.errors import PluginError, RelaxError, SourceUnavailable
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.role import Clock, SystemClock, Workers
-from relax_core.api.task import Media, Message, Part
+from relax_core.api.task import Media, MediaKind, Message, Part
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_host import check_key
 from relax_core.data.placeholders import (
@@ -114,6 +114,13 @@ class MediaPipeline:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(processor.pool.stop() for processor in self._processors))
+
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds of media that a processor reads and for which the model has a placeholder."""
+        return tuple(
+            kind for kind in get_args(MediaKind) if kind in self._by_kind and kind in self._family.placeholders
+        )
 
     # -- before and for generation ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ played alone in a new process, so that no sample gets an outcome that another sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,7 @@ from relax_core.api.environment import Action, Environment, Observation, Tool
 from relax_core.api.errors import PluginError, RelaxError
 from relax_core.api.role import Workers
 from relax_core.api.sandbox import SandboxLimits
-from relax_core.api.task import Message, Task
+from relax_core.api.task import MediaKind, Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.registry.error_text import authored
@@ -231,7 +231,8 @@ class RemoteEnvironment(EnvironmentHandle):
 
     async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
         try:
-            await self._outcome("run", self._session.long_call("run", task, seed, wanted=_answer(None)))
+            ended = self._session.long_call("run", task, seed, sample.media, wanted=_answer(None))
+            await self._outcome("run", ended)
         except EnvironmentFailed:
             if sample.failure is None:
                 raise
@@ -275,7 +276,7 @@ class _DrivenSample:
     """
 
     def __init__(self, session: Branch) -> None:
-        self._branches = {0: session}
+        self._branches, self.media = {0: session}, session.media
         self._partial: dict[int, _PartialTurn] = {}
         """Turns in progress whose partial text the environment asked for, by branch number."""
         self._turns: set[asyncio.Task[Any] | None] = set()
@@ -395,14 +396,14 @@ class EnvironmentHost(IsolatedHost):
     async def step(self, number: int, action: Action, timeout_s: float) -> list[Any]:
         return await self._outcome(step(self._instances[number], action), timeout_s, "step")
 
-    async def run(self, number: int, task: Task, seed: int) -> list[Any]:
+    async def run(self, number: int, task: Task, seed: int, media: Sequence[MediaKind]) -> list[Any]:
         """Execute an instance's `run`; return after the parent has handled all its requests."""
         running = asyncio.current_task()
         if running is not None:
             self._running[number] = running
         try:
             instance = self._make(number)
-            await instance.run(task, seed, RemoteSession(self.parent, number, instance))
+            await instance.run(task, seed, RemoteSession(self.parent, number, instance, tuple(media)))
             ended = ["", None, ""]
         except SessionEnded:
             ended = ["", None, ""]
@@ -442,8 +443,10 @@ class EnvironmentHost(IsolatedHost):
 class RemoteSession:
     """`api.Session` in an environment's process: forwards the requests of one branch to the parent."""
 
-    def __init__(self, parent: ParentChannel, number: int, environment: Environment) -> None:
-        self._parent, self._number, self._environment = parent, number, environment
+    def __init__(
+        self, parent: ParentChannel, number: int, environment: Environment, media: tuple[MediaKind, ...]
+    ) -> None:
+        self._parent, self._number, self._environment, self.media = parent, number, environment, media
         self._branch = 0
         self._branches = count(1)
 
@@ -503,7 +506,7 @@ class RemoteSession:
         self._notify("note", PlainData(dict(checked(info, Mapping[str, Any], "info"))))
 
     def _branch_off(self, request: str, *args: Any) -> RemoteSession:
-        other = RemoteSession(self._parent, self._number, self._environment)
+        other = RemoteSession(self._parent, self._number, self._environment, self.media)
         other._branch, other._branches = next(self._branches), self._branches
         self._notify(request, other._branch, *args)
         return other

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from relax_core.api.environment import Action, Observation, Tool
 from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import ModelFamily, Rendered
-from relax_core.api.task import Message
+from relax_core.api.task import MediaKind, Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.plain_data import without_halves
@@ -285,6 +285,10 @@ class Branch:
         self._newest_turn = 0
         """Index in the sample of this branch's newest turn; before its first turn, its parent's newest turn."""
         sample.branches.append(self)
+
+    @property
+    def media(self) -> tuple[MediaKind, ...]:
+        return () if self.sample.media is None else self.sample.media.kinds
 
     async def generate(
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), on_partial: OnPartial | None = None

@@ -141,6 +141,8 @@ def _words(observation: Any) -> str:
 class ScriptedSession:
     """A session whose policy takes scripted turns, for environments that implement `run`."""
 
+    media = ()
+
     def __init__(self, turns: Sequence[str | Action], heard: list[Any] | None = None) -> None:
         self._turns = list(turns)
         self.heard: list[Any] = [] if heard is None else heard

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,18 @@ async def gives_no_number(task: Any, model: Any) -> Any:
 async def breaks(task: Any, model: Any) -> float:
     await asyncio.to_thread(asked, model.openai_url, model.key, user("a"))
     raise RuntimeError(f"the agent of {task.id} broke")
+
+
+async def shows_an_image(task: Any, model: Any) -> float:
+    """The model is text only: an image is refused, and the text that follows is answered."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    body = {"messages": [{"role": "user", "content": [image]}]}
+    try:
+        await asyncio.to_thread(post, f"{model.openai_url}/chat/completions", model.key, body)
+    except urllib.error.HTTPError as refused:
+        assert refused.code == 400 and "the model is text only" in refused.read().decode()
+        return float(await asyncio.to_thread(asked, model.openai_url, model.key, user("a")) == "yes")
+    return 0.0
 
 
 async def sleeps(task: Any, model: Any) -> float:

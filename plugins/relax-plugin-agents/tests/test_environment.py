@@ -107,6 +107,12 @@ async def test_an_agent_plays_and_is_paid_what_it_reports(pools: EnvironmentPool
     assert texts(right)[0].startswith("[user:t: guess][a:YES$")
 
 
+@shared_loop
+async def test_an_image_is_refused_by_a_text_model_before_its_sample_ends(functions: EnvironmentPool) -> None:
+    trajectory = await played(functions, "yes", does="shows_an_image")
+    assert (trajectory.outcome, trajectory.environment_reward) == (Outcome.FINISHED, 1.0), trajectory.info
+
+
 def test_a_function_that_blocks_its_thread_plays_on_the_inline_runner() -> None:
     """The gateway answers on the event loop, on which this runner calls all other synchronous code."""
 

@@ -19,9 +19,11 @@ import pytest
 from hypothesis import given, strategies as st
 from relax_plugin_agents import gateway as served
 from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
-from relax_plugin_agents.model_request import before_stop, sure_before_stop
+from relax_plugin_agents.history import check_media
+from relax_plugin_agents.model_request import Refused, before_stop, sure_before_stop
 
-from relax_core.api import Environment, InfrastructureError, Task, Trajectory
+from relax_core.api import Environment, InfrastructureError, Message, Part, Task, Trajectory
+from relax_core.api.task import Media
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits
 from relax_core.testing.scripted_client import ScriptedClient
@@ -179,6 +181,56 @@ async def test_a_setting_that_changes_the_distribution_is_refused_without_a_retr
     policy = Script("one")
     await sample(agent, policy)
     assert len(policy.calls) == 1
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+USE = {"type": "tool_use", "id": "c", "name": "find", "input": {}}
+MEDIA: tuple[tuple[str, str, list[Any]], ...] = (
+    ("/v1/chat/completions", "image", [{"type": "image_url", "image_url": {"url": PNG}}]),
+    ("/v1/chat/completions", "audio", [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]),
+    ("/v1/chat/completions", "video", [{"type": "video_url", "video_url": {"url": "http://x/a.mp4"}}]),
+    ("/v1/chat/completions", "file", [{"type": "file", "file": {"file_data": PNG}}]),
+    ("/v1/responses", "image", [{"type": "input_image", "image_url": PNG}]),
+    ("/v1/responses", "file", [{"type": "input_file", "file_data": PNG}]),
+    ("/v1/messages", "image", [{"type": "image", "source": {"type": "url", "url": "https://x/a.png"}}]),
+    ("/v1/messages", "document", [{"type": "document", "source": {"type": "url", "url": "https://x/a.pdf"}}]),
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_media_for_a_model_that_is_text_only_are_refused_and_the_session_stays_usable(stream: bool) -> None:
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            for path, kind, parts in MEDIA:
+                user = {"role": "user", "content": parts}
+                histories: list[list[Any]] = [[user]]
+                if path == "/v1/chat/completions":
+                    result = {"role": "tool", "tool_call_id": "c", "content": parts}
+                    histories.append([{"role": "assistant", "tool_calls": [CALL]}, result])
+                elif path == "/v1/responses":
+                    call = {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"}
+                    histories.append([call, {"type": "function_call_output", "call_id": "c", "output": parts}])
+                else:
+                    results = [{"type": "tool_result", "tool_use_id": "c", "content": parts}]
+                    histories.append([{"role": "assistant", "content": [USE]}, {"role": "user", "content": results}])
+                for model, history in product(("policy", "judge"), histories):
+                    body = {"model": model, "input": history, "messages": history, "stream": stream}
+                    answer = await client.post(path, json=body)
+                    assert answer.status_code == 400, (path, kind)
+                    said = answer.json()["error"]["message"]
+                    assert kind in said and "text only" in said
+        assert (await inside.chat("a")).choices[0].message.content == "one"
+
+    trajectory = await sample(agent, Script("one"), judge=ScriptedClient("judge", lambda prompt: "yes"))
+    assert texts(trajectory) == ["[user:a][a:ONE$"]
+
+
+def test_a_medium_is_refused_unless_the_model_takes_its_kind() -> None:
+    image = (Message("user", (Part("see"), Part(media=Media("image", PNG)))),)
+    check_media(image, ("image",))
+    with pytest.raises(Refused, match="got images in a message of 'user'; the model takes only text and audio"):
+        check_media(image, ("audio",))
 
 
 async def test_a_broken_or_endless_body_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from relax_core.data.placeholders import MediaRefused
 from relax_core.media.access import SourceAccess
 from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.session import Branch, Limits, Sample
 from tests.unit.media.test_media_store import DAMAGES
-from tests.unit.sampling.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters, Script, answering
 
 PROCESSOR = '''
 import os, resource, time
@@ -144,6 +145,10 @@ async def test_media_are_processed_once_and_take_the_tokens_they_take(tmp_path):
         await made.prepare(part)
         (key,) = made.fill_placeholders(rendered(part), part).media
         assert key not in whole.media and store.get(key).tensors["x"].tobytes() == b"bc"
+        for kinds in (("image",), ()):  # a sample's session tells its environment which media the model takes
+            session = Branch(Sample(Shown(), answering(Script()), Limits(9), lambda said: (), media=made), "", None, 7)
+            assert session.media == kinds
+            made._family.placeholders = {}
 
 
 async def test_a_changed_file_is_another_medium(tmp_path):

@@ -105,6 +105,7 @@ class History:
     def begin(self, request: ModelRequest) -> Call:
         """Start a call on a new branch after the request's history. Raises Refused if the policy can't take a turn."""
         messages = request.messages
+        check_media(messages, self.root.media)
         digests = list(_digests(messages, request.tools, request.context, self._states))
         at, state = self._longest(digests, messages)
         rest = messages[at:]
@@ -182,6 +183,16 @@ class History:
         if state is not None:
             return "branched" if state.calls_after > 1 else "continued" if rest else "extended"
         return "new" if self.calls else "first"
+
+
+def check_media(messages: Sequence[Message], kinds: Sequence[str]) -> None:
+    """Raise Refused for a medium of a kind that the model does not take; `kinds` are those that the model takes."""
+    for message in messages:
+        for part in () if isinstance(message.content, str) else message.content:
+            if part.media is not None and part.media.kind not in kinds:
+                takes = f"takes only text and {', '.join(kinds)}" if kinds else "is text only"
+                names = {"image": "images", "video": "videos"}.get(part.media.kind, part.media.kind)
+                raise Refused("messages", f"got {names} in a message of {message.role!r}; the model {takes}; send text")
 
 
 def call_key(request: ModelRequest) -> str:

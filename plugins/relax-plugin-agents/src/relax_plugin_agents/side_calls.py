@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from relax_core.api import Generated, InfrastructureError, ModelClient
-from relax_plugin_agents.history import call_key
+from relax_plugin_agents.history import call_key, check_media
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
 MAX_NEW_TOKENS = 1024
@@ -37,6 +37,7 @@ class SideCalls:
 
     def ask(self, name: str, request: ModelRequest, body: Mapping[str, Any], again: bool) -> asyncio.Task[Generated]:
         """Start a call to the pool `name`, or return the newest equal call if `again` marks a retry. Raises Refused."""
+        check_media(request.messages, ())
         if request.tools:
             raise Refused("tools", f"{name} is an auxiliary pool, which answers in text; leave tools out")
         temperature = _number(body, "temperature", 1.0, 0.0, MAX_TEMPERATURE)

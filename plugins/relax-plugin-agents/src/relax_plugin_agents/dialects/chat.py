@@ -16,6 +16,7 @@ from relax_plugin_agents.dialects.reading import (
     read_name,
     read_object,
     read_objects,
+    read_part_type,
     read_request,
     read_result,
     read_string,
@@ -107,7 +108,7 @@ def _read_message(entry: Mapping[str, Any], path: str, tools_of_calls: Mapping[s
 
 
 def _read_part(part: Mapping[str, Any], path: str) -> Part:
-    kind = read_choice(part.get("type"), f"{path}.type", ("text", "refusal", "image_url"))
+    kind = read_part_type(part, path, ("text", "refusal", "image_url"))
     if kind == "image_url":
         image = read_object(part.get("image_url"), f"{path}.image_url")
         return read_image(image.get("url"), f"{path}.image_url.url")

@@ -18,6 +18,7 @@ from relax_plugin_agents.dialects.reading import (
     read_name,
     read_object,
     read_objects,
+    read_part_type,
     read_request,
     read_result,
     read_string,
@@ -148,7 +149,7 @@ def _read_user(value: Any, path: str, tools_of_calls: Mapping[str, str]) -> Iter
     said: list[Part] = []
     for place, block in read_objects(value, path):
         if block.get("type") != "tool_result":
-            read_choice(block.get("type"), f"{place}.type", ("text", "image", "tool_result"))
+            read_part_type(block, place, ("text", "image", "tool_result"))
             said.append(_read_part(block, place))
             continue
         content = block.get("content")
@@ -179,7 +180,7 @@ def _read_assistant(value: Any, path: str) -> Message:
 
 
 def _read_part(block: Mapping[str, Any], path: str) -> Part:
-    if read_choice(block.get("type"), f"{path}.type", ("text", "image")) == "text":
+    if read_part_type(block, path, ("text", "image")) == "text":
         return Part(read_string(block.get("text"), f"{path}.text"))
     source = read_object(block.get("source"), f"{path}.source")
     if read_choice(source.get("type"), f"{path}.source.type", ("base64", "url")) == "url":

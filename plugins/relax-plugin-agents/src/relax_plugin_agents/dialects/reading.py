@@ -126,6 +126,14 @@ def read_choice(value: Any, path: str, allowed: Sequence[str], default: str | No
     return chosen
 
 
+def read_part_type(part: Mapping[str, Any], path: str, types: Sequence[str]) -> str:
+    """Return the type of a part of a message. Raises Refused if no model takes such parts."""
+    value = part.get("type")
+    if not isinstance(value, str) or value not in types:
+        raise refusal(f"{path}.type", value, f"{', '.join(types)}; text alone if the model is text only")
+    return value
+
+
 def read_field(body: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path of names separated by dots; None if the value is missing."""
     value: Any = body

@@ -20,6 +20,7 @@ from relax_plugin_agents.dialects.reading import (
     read_name,
     read_object,
     read_objects,
+    read_part_type,
     read_request,
     read_result,
     read_string,
@@ -214,7 +215,7 @@ def _check_thinks(has_turn: bool, path: str, thoughts: Sequence[str]) -> None:
 
 def _read_part(part: Mapping[str, Any], path: str) -> Part:
     kinds = ("input_text", "output_text", "text", "refusal", "input_image")
-    kind = read_choice(part.get("type"), f"{path}.type", kinds)
+    kind = read_part_type(part, path, kinds)
     if kind == "input_image":
         return read_image(part.get("image_url"), f"{path}.image_url")
     field = "refusal" if kind == "refusal" else "text"

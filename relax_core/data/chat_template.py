@@ -97,7 +97,7 @@ class ChatTemplate:
         except ConfigError:
             if not (before and before[-1].tool_calls and appended and appended[0].role == "tool"):
                 raise
-            return self._after_call(earlier, before[-1].tool_calls, appended[0].name, mark, later, speak)
+            return self._after_call(earlier, before[-1].tool_calls, later[0].get("name", ""), mark, later, speak)
         if text.count(mark) != 1:
             got = f"{self.name}, which shows an assistant's turn {text.count(mark)} times"
             raise ConfigError(FIELD, got, "name a template that shows every turn once, or use one turn")
@@ -220,19 +220,24 @@ class ChatTemplate:
         """Return the messages as dicts for the template.
 
         A tool's answer gets the id of the unanswered call with its `tool_call_id`, or else of the first of the same
-        name, or else of the first.
+        name, or else of the first. For a template that shows no ids, the answers between two turns of the assistant
+        follow the order of their calls.
         """
         found: list[dict[str, Any]] = []
-        unanswered: list[ToolCall] = []
+        unanswered: dict[int, ToolCall] = {}  # calls of the newest turn with calls, by number
+        earlier: dict[int, ToolCall] = {}  # unanswered calls of the turns before
         ids: dict[str, str] = {}  # a call's own id by the id that the template gets
-        number = 0
-        for message in messages:
+        order: dict[int, tuple[int, int]] = {}  # the index of an answer -> (number of turns before, number of its call)
+        turns = number = 0
+        for index, message in enumerate(messages):
+            turns += message.role == "assistant"
             if message.tool_calls:
                 calls = [
                     replace(call, id=self._call_id(call, number + at)) for at, call in enumerate(message.tool_calls)
                 ]
                 ids |= {made.id: call.id for made, call in zip(calls, message.tool_calls, strict=True)}
-                message, unanswered, number = replace(message, tool_calls=tuple(calls)), calls, number + len(calls)
+                earlier, unanswered = unanswered | earlier, dict(enumerate(calls, number))
+                message, number = replace(message, tool_calls=tuple(calls)), number + len(calls)
             fields = message_fields(message, self._call_style if message.tool_calls else None)
             thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
             # In a turn with words and a call, gpt-oss's template takes no thought, and shows the words as the thought.
@@ -240,16 +245,21 @@ class ChatTemplate:
                 fields |= {"thinking": thought[1], "content": thought[2].strip()}
             if message.role == "tool":
                 given = message.extra.get("tool_call_id")
-                meant = [call for call in unanswered if given in (ids[call.id], call.id)]
+                meant = [at for at, call in (unanswered | earlier).items() if given in (ids[call.id], call.id)]
                 if given and not meant and any(ids.values()):
                     got = f"a tool's answer with tool_call_id {given!r}, which no unanswered call before the answer has"
                     raise ConfigError("data.train", got, "correct the id, or leave out the ids of calls and answers")
-                meant = meant or [call for call in unanswered if call.name == message.name] or unanswered[:1]
-                fields["tool_call_id"] = meant[0].id if meant else self._call_id(ToolCall(message.name, {}), number)
-                unanswered = [call for call in unanswered if call is not meant[0]]
+                meant = meant or [at for at, call in unanswered.items() if call.name == message.name] or [*unanswered]
+                at = meant[0] if meant else number
+                call = unanswered.pop(at, None) or earlier.pop(at, None) or ToolCall(message.name, {})
+                fields["tool_call_id"], order[index] = call.id or self._call_id(call, number), (turns, at)
             watched = message.extra.keys() - {"tool_call_id"} if message.role == "tool" else {*message.extra}
             watched |= {"name"} if message.name and message.role != "tool" else set()
             found.append(_ReadFields(fields, watched) if watched else fields)
+        ordered = sorted(order, key=order.__getitem__)
+        if ordered != [*order] and not self._mentions("tool_call_id"):
+            for index, answer in zip(order, [found[one] for one in ordered], strict=True):
+                found[index] = answer
         return found
 
     @cached_property

@@ -594,7 +594,7 @@ def _texts(message: Message) -> tuple[str, ...]:
     parts = [("", content)] if isinstance(content, str) else [
         (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
     ]  # fmt: skip
-    extra = [text for key, value in message.extra.items() for text in (key, str(value))]
+    extra = [text for key, value in message.extra.items() if key != "tool_call_id" for text in (key, str(value))]
     return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts), *extra)
 
 

@@ -142,6 +142,10 @@ def refused(dialect, body):
     return caught.value
 
 
+def result_of(call, content):
+    return Message("tool", content, name=call.name, extra={"tool_call_id": call.id})
+
+
 def one_user(dialect, **fields):
     history = "input" if dialect is RESPONSES else "messages"
     return {"model": "policy", history: [{"role": "user", "content": "hi"}], **fields}
@@ -153,8 +157,8 @@ def test_parallel_calls_of_langgraph_and_their_results_are_read_in_order():
         Message("system", "Be brief."),
         Message("user", "Oslo or Rome?"),
         Message("assistant", "", (OSLO, ROME), name="agent"),
-        Message("tool", "sun", name="weather"),
-        Message("tool", "rain", name="weather"),
+        result_of(ROME, "sun"),
+        result_of(OSLO, "rain"),
     )
     assert (request.tools, request.overridden, request.stream) == ((WEATHER_TOOL,), ("temperature",), False)
 
@@ -165,8 +169,8 @@ def test_items_of_openai_agents_become_one_turn_of_the_assistant():
         Message("system", "Be brief."),
         Message("user", "Oslo or Rome?"),
         Message("assistant", "I look.", (OSLO, ROME)),
-        Message("tool", "rain", name="weather"),
-        Message("tool", "sun", name="weather"),
+        result_of(OSLO, "rain"),
+        result_of(ROME, "sun"),
     )
     assert request.tools == (WEATHER_TOOL,)
     assert (request.max_new_tokens, request.stream) == (64, True)
@@ -179,8 +183,8 @@ def test_results_in_a_users_message_of_claude_code_come_before_its_words():
         Message("system", "You are an agent.\nBe brief."),
         Message("user", "<system-reminder>Today.</system-reminder>\nOslo or Rome?"),
         Message("assistant", "I look.", (OSLO, ROME), extra={"reasoning_content": "Hm."}),
-        Message("tool", "no such city", name="weather"),
-        Message("tool", "sun", name="weather"),
+        result_of(OSLO, "no such city"),
+        result_of(ROME, "sun"),
         Message("user", "Go on."),
     )
     assert (request.tools, request.max_new_tokens, request.stream) == ((WEATHER_TOOL,), 32000, True)
@@ -276,7 +280,7 @@ def test_images_are_read_by_data_and_by_url_and_in_results_of_tools():
     results[0]["content"] = [{"type": "image", "source": {"type": "url", "url": url}}]
     results[2] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     first, _, said = MESSAGES.ask(body).messages[-3:]
-    assert first == Message("tool", (Part(media=Media("image", url)),), name="weather")
+    assert first == result_of(OSLO, (Part(media=Media("image", url)),))
     assert said == Message("user", (Part(media=Media("image", PIXEL)),))
 
 
@@ -298,7 +302,7 @@ def test_a_string_is_an_input_and_calls_without_words_are_a_turn():
     messages = RESPONSES.ask({"input": [call, {**call, "call_id": "b"}, result, later, later]}).messages
     assert messages == (
         Message("assistant", "", (ToolCall("f", {}, "a"), ToolCall("f", {}, "b"))),
-        Message("tool", "1", name="f"),
+        result_of(ToolCall("f", {}, "a"), "1"),
         Message("assistant", "done"),
         Message("assistant", "done"),
     )
@@ -463,6 +467,80 @@ def test_a_malformed_message_is_refused_by_its_path(dialect, entry, path):
     history = "input" if dialect is RESPONSES else "messages"
     body = {history: [{"role": "user", "content": "hi"}, entry]}
     assert refused(dialect, body).field == f"{history}[1]{path}"
+
+
+def history_of(dialect, *steps):
+    """A history of a dialect: a user's text, calls as a list of (id, k), or a result as (id, text)."""
+    messages = []
+    for step in steps:
+        if isinstance(step, str):
+            entries = [{"role": "user", "content": step}]
+        elif dialect is CHAT and isinstance(step, list):
+            called = [("lookup", json.dumps({"k": k}), name) for name, k in step]
+            calls = [
+                {"id": name, "function": {"name": tool, "arguments": arguments}} for tool, arguments, name in called
+            ]
+            entries = [{"role": "assistant", "tool_calls": calls}]
+        elif dialect is CHAT:
+            entries = [{"role": "tool", "tool_call_id": step[0], "content": step[1]}]
+        elif dialect is RESPONSES and isinstance(step, list):
+            call = {"type": "function_call", "name": "lookup"}
+            entries = [{**call, "call_id": name, "arguments": json.dumps({"k": k})} for name, k in step]
+        elif dialect is RESPONSES:
+            entries = [{"type": "function_call_output", "call_id": step[0], "output": step[1]}]
+        elif isinstance(step, list):
+            blocks = [{"type": "tool_use", "id": name, "name": "lookup", "input": {"k": k}} for name, k in step]
+            entries = [{"role": "assistant", "content": blocks}]
+        else:
+            block = {"type": "tool_result", "tool_use_id": step[0], "content": step[1]}
+            entries = [{"role": "user", "content": [block]}]
+        messages += entries
+    return {"input" if dialect is RESPONSES else "messages": messages}
+
+
+TWO = [("callA", "A"), ("callB", "B")]
+ORDERS = [
+    ((TWO, ("callB", "is-B"), ("callA", "is-A")), "callB=is-B callA=is-A", "is-A is-B"),
+    ((TWO, ("callB", "is-B")), "callB=is-B", "is-B"),
+    ((TWO, ("callB", "is-B"), "wait", ("callA", "is-A")), "callB=is-B wait callA=is-A", "is-A wait is-B"),
+    (
+        (TWO, ("callB", "is-B"), ("callA", "is-A"), TWO, ("callB", "now-B"), ("callA", "now-A")),
+        "callB=is-B callA=is-A callB=now-B callA=now-A",
+        "is-A is-B now-A now-B",
+    ),
+    (
+        (TWO, ("callB", "is-B"), [("callC", "C")], ("callC", "is-C"), ("callA", "is-A")),
+        "callB=is-B callC=is-C callA=is-A",
+        "is-B is-A is-C",
+    ),
+]
+WITH_IDS, WITHOUT_IDS = (
+    "{% for m in messages[1:] %}{% if not m.tool_calls %}" + shown + "{{ m.content }} {% endif %}{% endfor %}"
+    for shown in ("{% if m.role == 'tool' %}{{ m.tool_call_id }}={% endif %}", "")
+)
+
+
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(("steps", "with_ids", "without_ids"), ORDERS)
+def test_a_result_belongs_to_the_call_of_its_id_in_whatever_order_results_come(dialect, steps, with_ids, without_ids):
+    messages = dialect.ask(history_of(dialect, "go", *steps, *(["on"] if dialect is MESSAGES else []))).messages
+    messages = messages[:-1] if dialect is MESSAGES else messages
+    for template, expected in ((WITH_IDS, with_ids), (WITHOUT_IDS, without_ids)):
+        assert ChatTemplate(template, "t", {}, datetime.now()).render(messages).split() == expected.split()
+
+
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ((TWO, ("callB", "is-B"), ("callB", "is-B")), '"callB"; allowed: the id of an earlier call that has no result'),
+        ((TWO, ("callC", "is-C")), '"callC"; allowed: the id of an earlier call that has no result'),
+        ((TWO, (None, "is-C")), "got nothing; allowed: a string"),
+        (([*TWO, ("callA", "C")],), '"callA"; allowed: calls of one turn with different ids'),
+    ],
+)
+def test_a_result_without_a_call_of_its_own_is_refused(dialect, steps, why):
+    assert why in str(refused(dialect, history_of(dialect, "go", *steps, "on")))
 
 
 def test_the_name_of_a_result_is_that_of_its_call():

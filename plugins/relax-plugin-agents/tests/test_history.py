@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from relax_plugin_agents.model_request import ModelRequest, Refused
 
 from relax_core.api import Environment, Message, Task, Tool, Trajectory
 from relax_core.api.task import ToolCall
-from relax_core.sampling.episode import InProcess, Limits
-from tests.unit.sampling.toy_policy import Script, play, texts
+from relax_core.engines.requests import PendingRequest
+from relax_core.sampling.episode import InProcess, Limits, run_episode
+from tests.unit.data.test_tool_calls import open_family
+from tests.unit.data.tool_templates import TEMPLATES
+from tests.unit.sampling.toy_policy import Completion, Script, answering, play, texts
 
 FIND = Tool("find", {"type": "object", "properties": {"q": {"type": "string"}}})
 
@@ -97,6 +102,77 @@ async def test_calls_are_known_again_by_name_and_arguments(beside: str) -> None:
 
     trajectory, _ = await sample(agent, f"{beside}<tool_call>{call}</tool_call>", "end")
     assert len(trajectory.rows()) == 1
+
+
+def lookup(name: str, key: str) -> ToolCall:
+    return ToolCall("find", {"q": key}, name)
+
+
+def found(name: str, text: str) -> Message:
+    return Message("tool", text, name="find", extra={"tool_call_id": name})
+
+
+@pytest.mark.parametrize("kind", ["kimi", "hermes"])
+async def test_results_of_a_sampled_turn_belong_to_the_calls_of_their_ids(tmp_path: Path, kind: str) -> None:
+    """One template shows ids, which are those that the policy wrote; the other shows results in the order of calls."""
+    _, template, end = TEMPLATES[kind]
+    family = open_family(tmp_path, template, end)
+    two = (lookup("client-a", "A"), lookup("client-b", "B"))
+    said = [f"{called(kind, 0, 'A')}{called(kind, 1, 'B')}", called(kind, 2, "C"), "end"]
+    turns = [(*family.encode(text), family.stop_tokens[0]) for text in said]
+    shown: list[str] = []
+
+    async def policy(request: PendingRequest) -> Completion:
+        shown.append(family.decode(request.prompt, skip_special=False))
+        tokens, count = turns[len(shown) - 1], len(turns[len(shown) - 1])
+        return Completion(tokens, (-0.5,) * count, (1,) * count)
+
+    async def agent(client: Client) -> None:
+        asked = [user("a"), assistant("", *two), found("client-b", "is-B")]
+        for more in (
+            [],
+            [found("client-a", "is-A")],
+            [assistant("", lookup("client-c", "C")), found("client-c", "is-C")],
+        ):
+            asked += more
+            call = await client.ask(*(asked if more else asked[:1]), tools=(FIND,))
+            assert call.reason == ("continued" if more else "first")
+
+    environment = Asked()
+    environment.agent = agent
+    task = Task("t", (user("go"),), "x")
+    trajectory = await run_episode(
+        task, family.start(task.prompt), 7, InProcess(environment, 60.0), family, answering(policy), Limits(400, 8)
+    )
+    assert trajectory.outcome.judged, trajectory.info
+    results = re.findall(r"(?:Return of (functions\.find:\d)|<\|im_start\|>tool)\s+(is-\w)", shown[-1])
+    assert (
+        results
+        == {
+            "kimi": [("functions.find:1", "is-B"), ("functions.find:0", "is-A"), ("functions.find:2", "is-C")],
+            "hermes": [("", "is-A"), ("", "is-B"), ("", "is-C")],
+        }[kind]
+    )
+
+
+def called(kind: str, number: int, key: str) -> str:
+    if kind == "hermes":
+        return f'<tool_call>{{"name": "find", "arguments": {{"q": "{key}"}}}}</tool_call>'
+    call = f'functions.find:{number}<|tool_call_argument_begin|>{{"q": "{key}"}}<|tool_call_end|>'
+    return f"<|tool_calls_section_begin|><|tool_call_begin|>{call}<|tool_calls_section_end|>"
+
+
+def test_results_tell_histories_apart_by_the_calls_and_not_by_the_ids() -> None:
+    def key(first: str, second: str, *results: tuple[str, str]) -> str:
+        turn = assistant("", lookup(first, "A"), lookup(second, "B"))
+        return call_key(ModelRequest((user("a"), turn, *(found(*result) for result in results))))
+
+    in_order = key("x", "y", ("x", "1"), ("y", "2"))
+    assert in_order == key("p", "q", ("p", "1"), ("q", "2"))
+    without_ids = assistant("", lookup("", "A"), lookup("", "B")), found("", "1"), found("", "2")
+    assert in_order == call_key(ModelRequest((user("a"), *without_ids)))
+    others = [key("x", "y", ("y", "1"), ("x", "2")), key("x", "y", ("x", "1")), key("x", "y", ("y", "1"))]
+    assert len({in_order, *others}) == 4
 
 
 async def test_names_tell_histories_apart_but_do_not_make_an_answer_another() -> None:

@@ -122,6 +122,8 @@ def test_keys_distinguish_roles_parts_and_media() -> None:
     assert len(keys) == len(shown) + 2
     assert all(-(2**63) <= key < 2**63 for key in keys)
     assert state_key("", [], (1, 2)) != state_key("", [], (12,))
+    one, other = ([Message("tool", "ab", extra={"tool_call_id": name})] for name in "xy")
+    assert state_key("", one, ()) == state_key("", other, ()), "agents give calls other ids in every sample"
 
 
 async def test_turns_record_their_context_and_pass_it_to_forks_and_restarts() -> None:

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -56,6 +56,8 @@ class Call:
     action: Action | None = None
     partial: Action | None = None
     """The part of the answer that is sampled so far; None unless the call's first client asked for a stream."""
+    ids: dict[str, str] = field(default_factory=dict)
+    """Ids of the calls that the policy wrote on the branch, by the ids that the client uses for these calls."""
     delivered: bool = False
     """True once the answer was sent to a client."""
     clients: int = 0
@@ -117,16 +119,20 @@ class History:
             raise Refused("messages", "the last message is a complete answer of the policy; append a message after it")
         history = digests[-1]
         name = f"{history}/{self._asked[history]}"
+        ids: dict[str, str] = {}
         self._asked[history] += 1
         if state is None:
             branch = self.root.restart(messages, request.tools, name, request.context)
         else:
             branch = state.branch.fork(name)
             state.calls_after += 1
+            sampled = () if state.action is None else state.action.tool_calls
+            pairs = zip(messages[at - 1].tool_calls, sampled, strict=True)
+            ids = state.ids | {given.id: own.id for given, own in pairs}
             if rest:
-                branch.observe(Observation(messages=rest))
+                branch.observe(Observation(messages=tuple(_with_own_ids(rest, ids))))
         reason = self._reason(state, rest, digests)
-        call = Call(call_key(request), branch, reason, history, request.context, request.stop)
+        call = Call(call_key(request), branch, reason, history, request.context, request.stop, ids=ids)
         if state is not None and not rest:
             call.history, call.said = state.history, state.said
         self._tools.add(digests[0])
@@ -211,16 +217,34 @@ def _digests(
     described = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
     digest = _digest("tools", described, context) if context else _digest("tools", described)
     yield digest
+    waiting: list[str] = []  # ids of the calls without a result, first those of the newest turn
     for message in messages:
         digest = _chained(digest, message)
         if digest not in known and (further := _further(message)):
             digest = _digest(digest, "fields", further)
+        ids = [call.id for call in message.tool_calls]
+        waiting = [*ids, *(one for one in waiting if one not in ids)]
+        if (answered := message.extra.get("tool_call_id")) in waiting:
+            if place := waiting.index(
+                answered
+            ):  # clients may rename calls, so the place of the call counts, not its id
+                digest = _digest(digest, "answers", str(place))
+            waiting.remove(answered)
         yield digest
+
+
+def _with_own_ids(messages: Sequence[Message], ids: dict[str, str]) -> Iterator[Message]:
+    """Yield messages whose results name the policy's calls as the policy did; drop ids that a message uses again."""
+    for message in messages:
+        for call in message.tool_calls:
+            ids.pop(call.id, None)
+        given = message.extra.get("tool_call_id")
+        yield replace(message, extra={**message.extra, "tool_call_id": ids[given]}) if given in ids else message
 
 
 def _further(message: Message) -> str:
     """Return the fields of a message that `_chained` does not digest; a thought counts as one that was left out."""
-    fields = {name: value for name, value in message.extra.items() if name not in THOUGHTS}
+    fields = {name: value for name, value in message.extra.items() if name not in (*THOUGHTS, "tool_call_id")}
     if message.name and message.role in ("assistant", "system"):
         fields["name"] = message.name
     return _canonical(fields) if fields else ""

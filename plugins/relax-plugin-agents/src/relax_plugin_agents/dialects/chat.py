@@ -38,10 +38,10 @@ class ChatCompletions(Dialect):
     def ask(self, body: Mapping[str, Any]) -> ModelRequest:
         body = read_object(body, "body")
         messages: list[Message] = []
-        tools_of_calls: dict[str, str] = {}
+        open_calls: dict[str, str] = {}
         for path, entry in read_objects(body.get("messages"), "messages"):
-            messages.append(_read_message(entry, path, tools_of_calls))
-            tools_of_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
+            messages.append(_read_message(entry, path, open_calls))
+            open_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
         read_field(body, "stream_options.include_usage")
         tools = read_tools(body, kind="function", schema="parameters", inside="function")
         return read_request(body, messages, tools, "messages", ("max_completion_tokens", "max_tokens"), "stop")
@@ -85,12 +85,12 @@ class ChatCompletions(Dialect):
         return COMMENT
 
 
-def _read_message(entry: Mapping[str, Any], path: str, tools_of_calls: Mapping[str, str]) -> Message:
+def _read_message(entry: Mapping[str, Any], path: str, open_calls: dict[str, str]) -> Message:
     role = read_choice(entry.get("role"), f"{path}.role", ROLES)
     content = entry.get("content")
     if role == "tool":
         said = read_content(content, f"{path}.content", _read_part)
-        result = read_result(entry.get("tool_call_id"), f"{path}.tool_call_id", tools_of_calls, said)
+        result = read_result(entry.get("tool_call_id"), f"{path}.tool_call_id", open_calls, said)
         return with_fields(result, entry, path, "tool_call_id")
     if role != "assistant":
         said = read_content(content, f"{path}.content", _read_part)

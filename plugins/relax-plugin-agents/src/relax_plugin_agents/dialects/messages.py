@@ -45,16 +45,16 @@ class AnthropicMessages(Dialect):
     def ask(self, body: Mapping[str, Any]) -> ModelRequest:
         body = read_object(body, "body")
         messages: list[Message] = []
-        tools_of_calls: dict[str, str] = {}
+        open_calls: dict[str, str] = {}
         for path, entry in read_objects(body.get("messages"), "messages"):
             role = read_choice(entry.get("role"), f"{path}.role", ROLES)
             if role == "user":
-                messages.extend(_read_user(entry.get("content"), f"{path}.content", tools_of_calls))
+                messages.extend(_read_user(entry.get("content"), f"{path}.content", open_calls))
             elif role == "system":
                 messages.append(Message("system", read_content(entry.get("content"), f"{path}.content", _read_part)))
             else:
                 messages.append(_read_assistant(entry.get("content"), f"{path}.content"))
-                tools_of_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
+                open_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
             messages[-1] = with_fields(messages[-1], entry, path)
         if messages and messages[-1].role == "assistant":
             allowed = "a user message at the end, because the policy begins its turns itself"
@@ -141,7 +141,7 @@ def _without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
-def _read_user(value: Any, path: str, tools_of_calls: Mapping[str, str]) -> Iterator[Message]:
+def _read_user(value: Any, path: str, open_calls: dict[str, str]) -> Iterator[Message]:
     """Yield the tool results in a user message, and then the rest of the message."""
     if not isinstance(value, list):
         yield Message("user", read_content(value, path, _read_part))
@@ -154,7 +154,7 @@ def _read_user(value: Any, path: str, tools_of_calls: Mapping[str, str]) -> Iter
             continue
         content = block.get("content")
         result = read_content("" if content is None else content, f"{place}.content", _read_part)
-        yield read_result(block.get("tool_use_id"), f"{place}.tool_use_id", tools_of_calls, result)
+        yield read_result(block.get("tool_use_id"), f"{place}.tool_use_id", open_calls, result)
     if said or not value:
         yield Message("user", join_parts(said))
 

@@ -211,11 +211,14 @@ def with_thought(message: Message, texts: Sequence[str]) -> Message:
     return replace(message, extra={**message.extra, "reasoning_content": "\n".join(texts)}) if texts else message
 
 
-def read_result(call_id: Any, path: str, tools_of_calls: Mapping[str, str], content: str | tuple[Part, ...]) -> Message:
-    """Return the message with a tool's result. Raises Refused if `call_id` is not the id of an earlier call."""
-    if read_string(call_id, path) not in tools_of_calls:
-        raise refusal(path, call_id, "the id of an earlier call")
-    return Message("tool", content, name=tools_of_calls[call_id])
+def read_result(call_id: Any, path: str, open_calls: dict[str, str], content: str | tuple[Part, ...]) -> Message:
+    """Return the message with a tool's result, and remove its call from `open_calls`: tool by id of the call.
+
+    Raises Refused if `call_id` is not the id of an earlier call without a result.
+    """
+    if read_string(call_id, path) not in open_calls:
+        raise refusal(path, call_id, "the id of an earlier call that has no result yet")
+    return Message("tool", content, name=open_calls.pop(call_id), extra={"tool_call_id": call_id})
 
 
 def read_tools(
@@ -261,6 +264,9 @@ def read_request(
             values = " or ".join([json.dumps(one) for one in served] + ["leaving it out"])
             raise refusal(path, value, f"{values}, because the run's configuration sets how the policy is sampled")
     _check_tool_choice(body.get("tool_choice"), tools)
+    for calls in (message.tool_calls for message in messages):
+        if repeated := [call.id for number, call in enumerate(calls) if call.id in (one.id for one in calls[:number])]:
+            raise refusal(history, repeated[0], "calls of one turn with different ids")
     numbers = [_positive(body[field], field) for field in limits if body.get(field) is not None]
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):

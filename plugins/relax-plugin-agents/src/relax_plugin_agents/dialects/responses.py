@@ -156,7 +156,7 @@ def _items(turn: ModelTurn) -> list[dict[str, Any]]:
 def _read_items(value: Any) -> list[Message]:
     """Return the messages in `input`; join an assistant's message and the calls that follow it into one message."""
     messages: list[Message] = []
-    tools_of_calls: dict[str, str] = {}
+    open_calls: dict[str, str] = {}
     turn_has_text = False
     thoughts: list[str] = []
     thought_at = ""
@@ -165,14 +165,14 @@ def _read_items(value: Any) -> list[Message]:
         in_turn = bool(messages) and messages[-1].role == "assistant"
         if kind == "function_call":
             call = _read_call(item, path)
-            tools_of_calls[call.id] = call.name
+            open_calls[call.id] = call.name
             if not in_turn:
                 messages.append(Message("assistant", ""))
                 turn_has_text = False
             messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
         elif kind == "function_call_output":
             output = read_content(item.get("output"), f"{path}.output", _read_part)
-            messages.append(read_result(item.get("call_id"), f"{path}.call_id", tools_of_calls, output))
+            messages.append(read_result(item.get("call_id"), f"{path}.call_id", open_calls, output))
         elif kind == "reasoning":
             thoughts += _read_thoughts(item, path)
             thought_at = path

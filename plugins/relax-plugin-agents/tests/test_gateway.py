@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from relax_plugin_agents import gateway as served
 from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
 from relax_plugin_agents.history import check_media
@@ -490,6 +490,8 @@ async def test_a_client_gets_the_text_before_a_stop_text_and_its_next_request_co
 
 
 @given(st.text("ab#", max_size=9), st.lists(st.text("ab#", min_size=1, max_size=3), max_size=3), st.integers(0, 9))
+@example("ab#", ["b#", "#"], 2)
+@example("ba#", ["a#", "ab"], 2)
 def test_a_part_that_is_sent_early_stays_the_beginning_of_the_answer(text: str, stop: list[str], end: int) -> None:
     whole, stop_text = before_stop(text, stop)
     assert not any(one in whole for one in stop) and text.startswith(whole + stop_text)

@@ -18,6 +18,8 @@ class Says:
 
     async def __call__(self, call: PendingRequest) -> Completion:
         tokens = self._turns.pop(0)
+        ends = (end for end in range(len(tokens)) if call.watch is not None and call.watch(tokens[:end]))
+        tokens = tokens[: next(ends, None)]  # ends at a stop text
         self.calls.append((call.prompt, tokens))
         versions = (1,) * len(tokens)
         finish = "stop" if tokens[-1] in self._stops else "length"

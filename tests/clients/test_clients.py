@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Six client libraries in every dialect that they speak, over three kinds of chat templates, and a run that trains them.
+"""Seven client libraries in every dialect that they speak, over three kinds of chat templates, and a run that trains them.
 
 What they were answered is one row, and is trained as it was sampled.
 """
@@ -7,6 +7,7 @@ What they were answered is one row, and is trained as it was sampled.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,6 +35,8 @@ CLIENTS = (
     ("openai_agents.py", "chat"),
     ("openai_agents.py", "responses"),
     ("smolagents_tools.py",),
+    ("pydantic_ai_agent.py", "chat"),
+    ("pydantic_ai_agent.py", "messages"),
     ("langgraph_react.py", "chat"),
     ("langgraph_react.py", "responses"),
     ("langgraph_react.py", "messages"),
@@ -58,12 +61,19 @@ def lines(client: tuple[str, ...]) -> list[str]:
             thought + called("bash", command=done),
         ]
     final = called("final_answer", answer=ANSWER) if client[0].startswith("smolagents") else f"It is {ANSWER}."
+    if stops(client):
+        final += "\n\nQ: What else?"
     two = f"{called('add', b=25, a=17)}\n{called('add', a=1, b=2)}"
     return [
         f"{thought}I add.\n{called('add', a=17, b=25)}",
         thought + two,
         f"<think>\nIt is {ANSWER}.\n</think>\n\n{final}",
     ]
+
+
+def stops(client: tuple[str, ...]) -> bool:
+    """True if the client sends a stop text, which the policy's answer goes beyond."""
+    return client[0].endswith("_sdk.py") and client[1] != "responses"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +98,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("client", CLIENTS, ids=" ".join)
+@pytest.mark.parametrize(
+    "client", [*CLIENTS, pytest.param(("pydantic_ai_agent.py", "responses"), marks=pytest.mark.faults)], ids=" ".join
+)
 async def test_a_clients_conversation_is_one_row_trained_as_sampled(
     client: tuple[str, ...], family: ChatFamily, pool: EnvironmentPool
 ) -> None:
@@ -110,6 +122,11 @@ async def test_a_clients_conversation_is_one_row_trained_as_sampled(
         assert row.tokens[: len(asked) + len(said)] == asked + said, "what the engine saw is what is trained"
         assert all(row.loss_mask[len(asked) : len(asked) + len(said)])
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(said) for _, said in policy.calls)
+    prompt, answer = (family.decode(tokens, skip_special=False) for tokens in policy.calls[-1])
+    if not rewrites and not client[0].startswith("mini_swe"):
+        results = re.findall(r"(?:<tool_response>|ipython<\|end_header\|>)\s+(\d+)\b", prompt)
+        assert results == ["42", "42", "3"], "results follow their calls, in whatever order the client sends them"
+    assert answer.endswith("\n\nQ:") == stops(client), "the sampled tokens end with the stop text"
 
 
 def test_a_client_of_every_library_is_trained(relax: Relax, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ PROMPT, ANSWER = task["prompt"], task["answer"]
 MODEL = os.environ["RELAX_MODEL"]
 TURNS = 4
 """Most turns of the model, since an untrained policy may call tools without end."""
+STOP = "\n\nQ:"
+"""Text that ends an answer of the model; the client gets the text before it."""
 DESCRIPTION = "Add two integers."
 PARAMETERS = {
     "type": "object",
@@ -31,8 +33,8 @@ def add(arguments: dict) -> str:
 
 
 def report(said: str | None) -> None:
-    """Judge the agent's last answer and post the reward."""
-    reward = float(ANSWER in (said or ""))
+    """Judge the agent's last answer, which ends before STOP, and post the reward."""
+    reward = float(ANSWER in (said or "") and STOP not in (said or ""))
     request = urllib.request.Request(
         os.environ["RELAX_REPORT_URL"],
         json.dumps({"reward": reward}).encode(),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent with OpenAI's Agents SDK: `python openai_agents.py responses` or `chat`."""
+"""An agent with OpenAI's Agents SDK: `python openai_agents.py responses` or `chat`, `responses` as a stream."""
 
+import asyncio
 import sys
 
 from agents import (
@@ -24,8 +25,18 @@ def added(a: int, b: int) -> str:
     return add({"a": a, "b": b})
 
 
+async def answer() -> str:
+    agent = Agent("calculator", tools=[added], model=MODEL)
+    if sys.argv[1] == "chat":
+        return str((await Runner.run(agent, PROMPT, max_turns=TURNS)).final_output)
+    streamed = Runner.run_streamed(agent, PROMPT, max_turns=TURNS)
+    async for _ in streamed.stream_events():
+        pass
+    return str(streamed.final_output)
+
+
 try:
-    said = str(Runner.run_sync(Agent("calculator", tools=[added], model=MODEL), PROMPT, max_turns=TURNS).final_output)
+    said = asyncio.run(answer())
 except (MaxTurnsExceeded, ModelBehaviorError):  # the model called tools until the limit of turns, or an unknown tool
     said = ""
 report(said)

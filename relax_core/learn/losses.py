@@ -199,17 +199,22 @@ def kl_k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 
 
 def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return the estimate k3, `q/p - log(q/p) - 1`, [tokens]."""
-    log_ratio = ref_log_probs - log_probs
+    """Return the estimate k3, `q/p - log(q/p) - 1`, [tokens].
+
+    `log(q/p)` is at most `MAX_LOG_RATIO`, so that the exponential is finite; beyond, the gradient is 0.
+    """
+    log_ratio = (ref_log_probs - log_probs).clamp(max=MAX_LOG_RATIO)
     return log_ratio.exp() - log_ratio - 1
 
 
 def kl_unbiased(log_probs: Tensor, ref_log_probs: Tensor, anchor: Tensor) -> Tensor:
     """Return `p/p_a (q/p - log(q/p) - 1)`, [tokens], where `p_a`, the anchor, is the policy that sampled.
 
-    Value and gradient are unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, unbiased KL estimate).
+    Value and gradient are unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, unbiased KL estimate), except where a
+    log ratio is beyond `MAX_LOG_RATIO`.
     """
-    return (log_probs - anchor).exp() * kl_k3(log_probs, ref_log_probs)
+    weight = (log_probs - anchor).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return weight * kl_k3(log_probs, ref_log_probs)
 
 
 def less_divergence(groups: Groups, coef: float) -> Tensor:

@@ -50,7 +50,7 @@ from relax_core.api.batch import (
 from relax_core.api.errors import ConfigError
 from relax_core.api.files import load_function
 from relax_core.api.options import Options
-from relax_core.learn.counts import DENOMINATOR, Aggregation
+from relax_core.learn.counts import DENOMINATOR, MAX_LOG_RATIO, Aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -274,8 +274,9 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         if surrogate.clipped is not None:
             metrics["policy/clip_fraction"] = ((surrogate.clipped & mask).sum(), count)
         if options.kl_coef:
-            divergence = learn.kl_k3(policy.log_probs.detach(), batch.column("ref_log_probs"))
-            metrics["policy/ref_kl"] = ((divergence * mask).sum(), count)
+            own, reference = policy.log_probs.detach(), batch.column("ref_log_probs")
+            metrics["policy/ref_kl"] = ((learn.kl_k3(own, reference) * mask).sum(), count)
+            metrics["policy/ref_kl_clamped"] = (((reference - own > MAX_LOG_RATIO) & mask).sum(), count)
         if options.entropy_coef:
             metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))

@@ -155,6 +155,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/entropy", "Mean entropy of the policy, in nats, at trained tokens of rows with a gradient"),
     Metric("policy/approx_kl", "Estimated KL per token to the policy in the denominator of the ratio"),
     Metric("policy/ref_kl", "Estimated KL per token to the reference model"),
+    Metric("policy/ref_kl_clamped", "Share of tokens whose log ratio of reference to policy is above 20; their divergence "
+           "is that of 20, without a gradient"),
     Metric("policy/clip_fraction", "Share of tokens at which the surrogate is clipped"),
     Metric("policy/ratio_max", "Largest ratio of a token", "max"),
     Metric("policy/importance_weight", "Mean weight of the off-policy correction; 1 without lag and mismatch"),

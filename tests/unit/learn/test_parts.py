@@ -77,6 +77,29 @@ def test_divergence_estimators_are_unbiased_where_they_claim_it():
     assert float((p.exp() * learn.kl_k3(p, q)).sum()) == pytest.approx(exact)
 
 
+@pytest.mark.parametrize("log_p", [-95.0, -400.0, -1e6, -1e-30])
+@pytest.mark.parametrize("log_q", [-1.0, -95.0, -1e6])
+def test_divergence_estimators_are_finite_for_extreme_log_probs(log_p, log_q):
+    for anchor in (-1e-3, -95.0, -1e6):
+        p = torch.tensor(log_p, requires_grad=True)
+        for value in (
+            learn.kl_k3(p, torch.tensor(log_q)),
+            learn.kl_unbiased(p, torch.tensor(log_q), torch.tensor(anchor)),
+        ):
+            (slope,) = torch.autograd.grad(value, p)
+            assert math.isfinite(value.detach()) and math.isfinite(slope)
+    if log_q - log_p > 20:
+        assert float(learn.kl_k3(p.detach(), torch.tensor(log_q))) == pytest.approx(math.exp(20) - 21)
+
+
+@given(log_p=st.floats(-30, 0, width=32), log_q=st.floats(-30, 0, width=32))
+def test_bounds_of_log_ratios_leave_ordinary_ones_bit_for_bit(log_p, log_q):
+    p, q = torch.tensor(log_p), torch.tensor(log_q)
+    if abs(log_p - log_q) <= 20:
+        assert float(learn.kl_k3(p, q)) == float((q - p).exp() - (q - p) - 1)
+        assert float(learn.kl_unbiased(p, q, q)) == float((p - q).exp() * ((q - p).exp() - (q - p) - 1))
+
+
 def test_the_gradient_of_the_unbiased_estimator_is_that_of_the_divergence():
     """Of a policy with three tokens, in expectation over what it samples; k3's own is another."""
     logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)

@@ -99,8 +99,8 @@ class PolicyGradientOptions(Options):
     """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Estimator of `kl_coef`'s divergence. `k1`: log p/q, whose gradient is 0 on average. `k2`: (log p/q)^2 / 2. `k3`:
-    q/p - log(q/p) - 1. `unbiased`: k3 times the ratio, whose value and gradient are unbiased if `correction` is
-    "behaviour"; with the remaining corrections the ratio is to the policy at the step's start, which ignores the lag.
+    q/p - log(q/p) - 1. `unbiased`: k3 times the ratio to the policy that sampled, with every `correction`; its value
+    and gradient are unbiased, also with lag.
     """
     reward_kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model (k1) in the reward instead of the loss; excludes `kl_coef`. The
@@ -202,9 +202,9 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
     def columns(self) -> frozenset[Column]:
         options, columns = self.options, {ADVANTAGES}
         weighs = options.correction in WEIGHS
-        if weighs or options.correction == "behaviour" or options.sequence_mask_delta:
+        if weighs or options.correction == "behaviour" or options.sequence_mask_delta or self._unbiased:
             columns.add(ROLLOUT_LOG_PROBS)
-        if weighs or ((self.has_ratio or self._unbiased) and options.correction != "behaviour"):
+        if weighs or (self.has_ratio and options.correction != "behaviour"):
             columns.add(OLD_LOG_PROBS)
         return frozenset(columns | ({REF_LOG_PROBS} if options.kl_coef else set()))
 
@@ -295,7 +295,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         if self.options.kl_coef:
             reference = batch.column("ref_log_probs")
             if self._unbiased:
-                divergence = learn.kl_unbiased(policy.log_probs, reference, self._anchor(batch, policy))
+                divergence = learn.kl_unbiased(policy.log_probs, reference, batch.column("rollout_log_probs"))
             else:
                 estimates = {"k1": learn.kl_k1, "k2": learn.kl_k2, "k3": learn.kl_k3}
                 divergence = estimates[self.options.kl_estimator](policy.log_probs, reference)

@@ -155,14 +155,22 @@ def test_the_correction_weighs_by_start_over_behaviour():
     assert learnt(build("grpo"), sample)[0] == exactly(-1.2 * A)
 
 
-def test_the_unbiased_divergence_is_weighed_by_the_policy_in_the_ratio():
+@pytest.mark.parametrize("correction", ["behaviour", "truncate", "mask", "reject", "none"])
+@pytest.mark.parametrize("name", ["grpo", "sapo", "dppo", "rloo"])
+def test_the_unbiased_divergence_is_weighed_by_the_policy_over_the_policy_that_sampled(name, correction):
+    if correction == "behaviour" and name == "rloo":
+        return  # it has no ratio
     sample = rows((0.0, [1.0]))
-    sample[0]["rollout"][1] = HALF - math.log(3)  # sampled at 1/6, the step starts at 1/2
-    sample[0]["ref"][1] = HALF - math.log(1.5)
+    for column, probability in (("log_probs", 0.3), ("old", 0.25), ("rollout", 0.1), ("ref", 0.2)):
+        sample[0][column][1] = math.log(probability)
     k3 = 2 / 3 + math.log(1.5) - 1
-    unbiased = {"kl_coef": 0.1, "kl_estimator": "unbiased"}
-    assert learnt(build("grpo", unbiased), sample)[0] == exactly(0.1 * 3 * k3)
-    assert learnt(build("grpo", {**unbiased, "correction": "none"}), sample)[0] == exactly(0.1 * k3)
+    options = {"kl_coef": 1.0, "kl_estimator": "unbiased", "correction": correction, "aggregation": "token"}
+    algorithm = build(name, options)
+    assert "rollout_log_probs" in {column.name for column in algorithm.columns()}
+    loss, slopes, _ = learnt(algorithm, sample)
+    assert loss == exactly(3 * k3) and round(loss, 4) == 0.2164
+    # d/dx of exp(x - a) (exp(q - x) - (q - x) - 1) is exp(x - a) (x - q): the divergence's own gradient on average
+    assert slopes[0][1] == pytest.approx(3 * math.log(1.5), abs=1e-9)
 
 
 def test_reinforce_plus_plus_pays_for_the_divergence_from_each_token_on():

@@ -112,7 +112,7 @@ def divergence(row, t, options):
     if options["kl_estimator"] == "k2":
         return x * x / 2
     k3 = exp(-x) - 1 + x
-    return k3 * ratio(row, t, options) if options["kl_estimator"] == "unbiased" else k3
+    return k3 * exp(row["log_probs"][t] - row["rollout"][t]) if options["kl_estimator"] == "unbiased" else k3
 
 
 def aggregate(rows, values, options):

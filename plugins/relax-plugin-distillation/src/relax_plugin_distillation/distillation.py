@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, cast
 from relax_core import learn
 from relax_core.api import (
     ADVANTAGES,
-    OLD_LOG_PROBS,
     REF_LOG_PROBS,
     ROLLOUT_LOG_PROBS,
     TEACHER_LOG_PROBS,
@@ -56,8 +55,7 @@ class Distillation(ClippedPolicyGradient[DistillationOptions]):
         own = {ADVANTAGES, *self._teacher()}
         if self.options.samples:
             return super().columns() | own
-        anchor = OLD_LOG_PROBS if self.options.correction != "behaviour" else ROLLOUT_LOG_PROBS
-        unbiased = {anchor} if self._unbiased else set()
+        unbiased = {ROLLOUT_LOG_PROBS} if self._unbiased else set()
         return frozenset(own | unbiased | ({REF_LOG_PROBS} if self.options.kl_coef else set()))
 
     def advantage_columns(self) -> frozenset[Column]:

@@ -26,7 +26,7 @@ class ReinforcePlusPlusBaselineOptions(ClippedOptions):
 
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k2"
     """Estimator of the divergence from the reference q: `k1`: log p/q; `k2` (the paper): (log p/q)^2 / 2; `k3`:
-    q/p - log(q/p) - 1; `unbiased`: k3 times the ratio."""
+    q/p - log(q/p) - 1; `unbiased`: k3 times the ratio to the policy that sampled."""
 
 
 class ReinforcePlusPlusBaseline(ClippedPolicyGradient[ReinforcePlusPlusBaselineOptions]):

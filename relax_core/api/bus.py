@@ -74,6 +74,8 @@ class Sealed:
     the sample. Empty: the actor's version when `put` is called."""
     baseline: bool = False
     """True: a greedy sample, without rows; its reward is the baseline for the rewards of its group."""
+    masked: bool = False
+    """True: a judged sample that is not trained; its rows count only in the statistics of advantages."""
 
 
 @dataclass(frozen=True, slots=True)

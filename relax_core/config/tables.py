@@ -235,8 +235,9 @@ class RolloutTable(Options):
     lengths that `aggregation = "trajectory"` divides by, are computed before the mask."""
     truncated: Literal["train", "mask"] = "train"
     """Treatment of samples that a token or turn limit cut off. `train`: as all samples. `mask`: rewards judge them, and
-    their rewards count in the statistics of their group, but they are not trained, and the loss's means leave them out
-    (overlong filtering, DAPO, arXiv 2503.14476, section 3.4). The filter `truncated` drops whole groups instead."""
+    their rewards, turns and lengths count in the statistics of their group and batch, so the advantages of the remaining
+    samples are the same. But they are not trained, and the loss's means leave them out (overlong filtering, DAPO, arXiv
+    2503.14476, section 3.4). The filter `truncated` drops whole groups instead."""
     spare_groups: NonNegativeInt = 0
     """Number of extra groups to generate, so that a step does not wait for the slowest groups; the groups that finish
     last are dropped. Long answers finish last, so the policy trains on fewer long answers."""

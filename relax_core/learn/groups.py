@@ -50,6 +50,8 @@ class Grouping:
         in_rows = [places[attempt] for attempt in of_rows]
         self._row_sample = torch.tensor([group * size + sample for group, sample in in_rows], dtype=torch.int64)
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
+        sample_of_token = np.repeat(self._row_sample.numpy(), self._mask.lengths)
+        lengths = np.bincount(sample_of_token[self._mask.values.astype(bool)], minlength=self._shape[0] * size)
 
         of_members = np.array([places[attempt] for attempt in members], np.int64).reshape(-1, 2).T
 
@@ -60,6 +62,7 @@ class Grouping:
             return torch.from_numpy(filled)
 
         seals = members.values()
+        self._masked = rectangle(float(sealed.masked) for sealed in seals) == 1
         rewards = rectangle(sealed.reward for sealed in seals)
         valid = (rectangle(float(sealed.outcome.judged) for sealed in seals) == 1) & torch.isfinite(rewards)
         parts = {
@@ -76,7 +79,7 @@ class Grouping:
         self.groups = Groups(
             rewards=torch.where(valid, rewards, 0.0),
             valid=valid,
-            lengths=torch.nan_to_num(rectangle(float(sealed.trained_tokens) for sealed in seals)).long(),
+            lengths=torch.from_numpy(lengths.astype(np.int64)).reshape(self._shape),
             parts=parts,
             weights=weights or {},
             token_columns={
@@ -108,7 +111,7 @@ class Grouping:
     def columns(self, advantages: Advantages) -> dict[str, Ragged]:
         """Return `advantages` (and `returns`) as token columns in the order of the given rows.
 
-        Untrained tokens get 0. Samples that are not valid get the advantage 0.
+        Untrained tokens get 0. Samples that are not valid, or are masked, get the advantage 0.
         """
         for name, value in (("values", advantages.values), ("returns", advantages.returns)):
             if not isinstance(value, Tensor) and (name == "values" or value is not None):
@@ -116,10 +119,10 @@ class Grouping:
         values, valid = advantages.values, self.groups.valid
         if values.shape == valid.shape:
             values = of_samples(values, self.groups)
-        judged = of_samples(valid, self.groups)
-        columns = {"advantages": self._column(values, "advantages", judged)}
+        trained = of_samples(valid & ~self._masked, self.groups)
+        columns = {"advantages": self._column(values, "advantages", trained)}
         if advantages.returns is not None:
-            columns["returns"] = self._column(advantages.returns, "returns", torch.ones_like(judged))
+            columns["returns"] = self._column(advantages.returns, "returns", torch.ones_like(trained))
         return columns
 
     def _column(self, values: Tensor, name: str, counted: Tensor) -> Ragged:

@@ -29,9 +29,11 @@ MOST_LAG = 16
 
 
 class ClaimedRows:
-    """Rows of whole groups under one row lease. Tokens that are too stale to train are masked."""
+    """Rows of whole groups under one row lease. Masked samples are left out, and tokens that are too stale masked."""
 
     def __init__(self, claim: Claim, rows: RowBatch, zero_advantage_skips: bool = True) -> None:
+        if masked := {seal.attempt for seal in claim.samples.values() if seal.masked}:
+            rows = rows.take([index for index, row in enumerate(rows.ids) if row[:3] not in masked])
         if claim.mask_before:
             mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
             young = Ragged(mask.values * (versions >= claim.mask_before), mask.lengths)
@@ -148,9 +150,8 @@ class TrainingStep:
 
     @property
     def without_gradient(self) -> tuple[RowId, ...]:
-        return tuple(
-            row for chunk in self.chunks for index, row in enumerate(chunk.rows.ids) if index not in chunk.useful
-        )
+        trained = {chunk.rows.ids[index] for chunk in self.chunks for index in chunk.useful}
+        return tuple(row for claim in self.claims for row in claim.rows if row not in trained)
 
     @property
     def moved(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -92,15 +93,15 @@ def row_batch(
 ) -> tuple[RowBatch, list[Sealed]]:
     """Make the rows of these samples with the columns of the rollout, and a seal for each sample.
 
-    Unjudged samples, the sample with index `greedy` in each group, and with `masks_truncated` truncated samples have no
-    rows. Turn and media columns are made only if `asked` names them, routed experts only with a `routing`.
+    Unjudged samples and the sample with index `greedy` in each group have no rows. With `masks_truncated`, the rows of
+    truncated samples are for the statistics of advantages alone, and their seals have no trained tokens. Turn and media
+    columns are made only if `asked` names them, routed experts only with a `routing`.
     """
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
     for attempt, trajectory, scored in samples:
-        masked = attempt.sample == greedy or (masks_truncated and scored.outcome is Outcome.TRUNCATED)
-        own = trajectory.paths() if scored.outcome.judged and not masked else ()
+        own = trajectory.paths() if scored.outcome.judged and attempt.sample != greedy else ()
         ids += [RowId(*attempt, number) for number in range(len(own))]
         rewards += [scored.value] * len(own)
         owned.append(own)
@@ -111,14 +112,15 @@ def row_batch(
         ]
         made = turn_columns(scored_paths, columns["tokens"].lengths)
         columns |= {name: column for name, column in made.items() if name in asked}
-    sealed = [
-        Sealed(
-            attempt, len(own), scored.outcome, scored.value, oldest, trained, scored.parts,
-            trajectory.newest if trained else {}, attempt.sample == greedy,
-        )
-        for (attempt, trajectory, scored), own, (trained, oldest)
-        in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
-    ]  # fmt: skip
+    counts = _trained(columns, [len(own) for own in owned])
+    sealed: list[Sealed] = []
+    for (attempt, trajectory, scored), own, (trained, oldest) in zip(samples, owned, counts, strict=True):
+        masked = masks_truncated and scored.outcome is Outcome.TRUNCATED
+        seal = Sealed(attempt, len(own), scored.outcome, scored.value, parts=scored.parts,
+                      baseline=attempt.sample == greedy, masked=masked)  # fmt: skip
+        if trained and not masked:
+            seal = replace(seal, floor=oldest, trained_tokens=trained, newest=trajectory.newest)
+        sealed.append(seal)
     if "media" in asked:
         keys = [[key for node, _ in path for key in node.media] for path in chain.from_iterable(owned)]
         columns["media"] = Ragged.of([key_bytes(own) for own in keys], like=key_bytes(()))

@@ -73,14 +73,15 @@ def test_a_sample_without_a_verdict_is_sealed_without_rows() -> None:
     assert not seals[0].outcome.judged
 
 
-def test_a_truncated_sample_may_keep_its_reward_without_being_trained() -> None:
+def test_a_masked_sample_keeps_its_rows_for_statistics_and_has_no_trained_tokens() -> None:
     whole = attempt(given(1), sampled(2, parent=0, version=4), sample=0)
-    cut = attempt(given(1), sampled(2, parent=0, version=4), sample=1, reward=0.5, outcome=Outcome.TRUNCATED)
-    assert len(row_batch([whole, cut])[0]) == 2
+    cut = attempt(given(1), sampled(2, 3, parent=0, version=2), sample=1, reward=0.5, outcome=Outcome.TRUNCATED)
+    unmasked, _ = row_batch([whole, cut])
     batch, seals = row_batch([whole, cut], masks_truncated=True)
-    assert batch.ids == (RowId(7, 0, 0, 0),)
-    assert [(seal.reward, seal.outcome.judged, seal.num_rows, seal.trained_tokens) for seal in seals] == [
-        (1.0, True, 1, 1), (0.5, True, 0, 0),
+    assert batch.ids == unmasked.ids
+    assert all(listed(batch, name) == listed(unmasked, name) for name in unmasked.columns)
+    assert [(seal.reward, seal.num_rows, seal.trained_tokens, seal.floor, seal.newest, seal.masked) for seal in seals] == [
+        (1.0, 1, 1, 4, {0: 4}, False), (0.5, 1, 0, 0, {}, True),
     ]  # fmt: skip
 
 

@@ -216,6 +216,25 @@ def test_work_becomes_rates_of_one_device_and_mfu_only_where_the_peak_is_known()
     assert work_metrics(TrainerWork(), train_s=4.0, ranks=2) == {}
 
 
+def test_rows_of_masked_samples_are_neither_trained_nor_counted() -> None:
+    rows = batch([1, 1, 1, 2, 2], versions=[5, 5, 3, 5, 5])
+    taken = claim(rows)
+    masked = {key: replace(seal, masked=key[:2] in ((1, 2), (2, 0))) for key, seal in taken.samples.items()}
+    step = TrainingStep(NOW, 2)
+    (part,) = step.add(ClaimedRows(replace(taken, samples=masked), rows))
+    assert [row[:2] for row in part.rows.ids] == [(1, 0), (1, 1), (2, 1)] and part.skipped == 0
+    assert part.denominators == {"tokens": 6, "rows": 3, "samples": 3, "groups": 2, "pairs": 1}
+    assert [row[:2] for row in step.without_gradient] == [(1, 2), (2, 0)]
+    step.results.append(UpdateResult(UpdateOutcome.APPLIED))
+    got = learning_metrics(step)
+    assert (got["tokens/trained"], got["lag/max"]) == (6.0, 0.0)
+    assert got["reward/mean"] == 0.4, "the rewards of all samples are shown"
+    every = {key: replace(seal, masked=True) for key, seal in taken.samples.items()}
+    step = TrainingStep(NOW, 2, 2)
+    (part,) = step.add(ClaimedRows(replace(taken, samples=every), rows))
+    assert len(part.rows) == 0 and step.without_gradient == rows.ids
+
+
 def test_a_greedy_sample_has_a_metric_of_its_own() -> None:
     rows = batch([1, 1])
     taken = claim(rows)

@@ -160,6 +160,12 @@ class LossBatch(Protocol):
     def sequence_mean(self, values: Tensor) -> Tensor:
         """Average the trained tokens of each row: [tokens] -> [rows]; 0 for a row without trained tokens."""
 
+    def sample_mean(self, values: Tensor) -> Tensor:
+        """Return each row's share of the average over the trained tokens of all rows of its sample: [tokens] -> [rows].
+
+        The shares of a sample's rows, which may be in several chunks, add up to this average.
+        """
+
     def broadcast(self, values: Tensor) -> Tensor:
         """Repeat the value of each row for its tokens: [rows] -> [tokens]."""
 

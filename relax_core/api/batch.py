@@ -147,6 +147,8 @@ CONTEXTS = Column("contexts", "int64")
 """Key of the turn's context (`context_key` of its name); 0 for contexts without a name and for given tokens."""
 STEP_REWARDS = Column("step_rewards")
 """Reward of the token's turn; the rewards of a sample's turns add up to the sample's reward. 0 for given tokens."""
+SAMPLE_TOKENS = Column("sample_tokens", "int32", per="row")
+"""Number of trained tokens in all rows of the row's sample; in the rows of a step if a sample has several rows."""
 MARGINS = Column("margins", per="row")
 """Margin by which the chosen row of a pair should score above the rejected row."""
 OUTCOME = Column("outcome", "uint8", per="row")

@@ -231,8 +231,8 @@ class RolloutTable(Options):
     late: LateRule = "wait"
     """Treatment of groups that would miss the staleness bound: `wait` for them before later groups are trained, `mask`
     their stale tokens, `drop` them, or `regenerate` them (dropped after several attempts). A row that is masked whole
-    still counts in a mean over rows or samples; a mean over tokens counts only unmasked tokens. Advantages, and the
-    lengths that `aggregation = "trajectory"` divides by, are computed before the mask."""
+    still counts in a mean over rows or samples; a mean over tokens, of all or of a sample, counts only unmasked tokens.
+    Advantages are computed before the mask."""
     truncated: Literal["train", "mask"] = "train"
     """Treatment of samples that a token or turn limit cut off. `train`: as all samples. `mask`: rewards judge them, and
     their rewards, turns and lengths count in the statistics of their group and batch, so the advantages of the remaining

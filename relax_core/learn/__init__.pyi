@@ -9,13 +9,14 @@ from .advantages import (
     as group_mean, group_mean_relative as group_mean_relative, group_mean_std as group_mean_std, informative as
     informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_samples as
     of_samples, of_turns as of_turns, over_batch_std as
-    over_batch_std, overlong_penalty as overlong_penalty, per_reward as per_reward, per_trajectory as
-    per_trajectory, reward_to_go as reward_to_go, step_credit as step_credit, token_rewards as token_rewards,
+    over_batch_std, overlong_penalty as overlong_penalty, per_reward as per_reward, reward_to_go as reward_to_go,
+    step_credit as step_credit, token_rewards as token_rewards,
     turn_returns as turn_returns, whiten as whiten,
 )
 from .counts import (
     Denominators as Denominators, aggregate as aggregate, charged_to as charged_to, check_lag as check_lag, count
     as count, mean as mean, merge_metrics as merge_metrics, reduce as reduce, rows_with_gradient as rows_with_gradient,
+    sample_tokens as sample_tokens,
 )
 from .groups import Grouping as Grouping
 from .logits import Wanted as Wanted, score_distribution as score_distribution

@@ -196,16 +196,6 @@ def of_samples(values: Tensor, groups: Groups) -> Tensor:
     return values.reshape(-1)[groups.row_sample].repeat_interleave(groups.row_lengths)
 
 
-def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
-    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample.
-
-    A sample with several rows (branches, compacted contexts) then weighs as much as a sample with one row. This works
-    because every surrogate here is linear in a positive factor of the advantages.
-    """
-    lengths = groups.lengths.clamp(min=1)
-    return advantages / (lengths if advantages.shape == groups.rewards.shape else of_samples(lengths, groups))
-
-
 def reward_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, gamma: float = 1.0) -> Tensor:
     """Return `G_t = r_t + gamma G_(t+1)` (Sutton and Barto, eq. 3.9); 0 for masked tokens."""
     return _unpack(_discounted(_pack(rewards, mask, lengths), gamma), mask, lengths)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from relax_core.api.algorithm import Algorithm, Loss, LossBatch, Term
-from relax_core.api.batch import RowBatch
+from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import PluginError, RelaxError
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float 
 
     `token`: mean over all tokens (DAPO). `sequence`: mean over each row's tokens, then over rows (GRPO). `sum`: sum
     over each row's tokens, then mean over rows (REINFORCE). `fixed`: as `sum`, divided by `fixed_length` tokens
-    (Dr.GRPO's constant). `trajectory`: sum over tokens, then mean over samples; `per_trajectory` divides the tokens.
+    (Dr.GRPO's constant). `trajectory`: mean over the tokens of all rows of a sample, then over samples; bit for bit
+    `sequence` if every sample has one row.
     """
-    if how == "sequence":
-        return Term(batch.sequence_mean(values), weight, DENOMINATOR[how], per="row")
+    if how in ("sequence", "trajectory"):
+        mean_of = batch.sequence_mean if how == "sequence" else batch.sample_mean
+        return Term(mean_of(values), weight, DENOMINATOR[how], per="row")
     return Term(values, weight / fixed_length if how == "fixed" else weight, DENOMINATOR[how])
 
 
@@ -168,6 +170,15 @@ def count(rows: RowBatch) -> dict[str, float]:
         "groups": float(len(members)),
         "pairs": float(sum(size == 2 for size in members.values())),
     }
+
+
+def sample_tokens(rows: RowBatch) -> Ragged:
+    """Count the trained tokens of each row's whole sample, [rows]; the rows must be whole samples."""
+    mask = rows.columns["loss_mask"]
+    places: dict[tuple[int, ...], int] = {}
+    sample = np.array([places.setdefault(row[:3], len(places)) for row in rows.ids], np.int64)
+    counts = np.bincount(np.repeat(sample, mask.lengths)[mask.values.astype(bool)], minlength=len(places))
+    return Ragged(counts[sample].astype(np.int32), np.ones(len(rows), np.int64))
 
 
 def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:

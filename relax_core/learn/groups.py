@@ -309,6 +309,9 @@ class OwnRows:
     def sequence_mean(self, values: Tensor) -> Tensor:
         return self._batch.sequence_mean(torch.where(self.loss_mask, values, 0.0))
 
+    def sample_mean(self, values: Tensor) -> Tensor:
+        return self._batch.sample_mean(torch.where(self.loss_mask, values, 0.0))
+
     def broadcast(self, values: Tensor) -> Tensor:
         return self._batch.broadcast(values)
 

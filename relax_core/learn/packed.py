@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import Algorithm
-from relax_core.api.batch import Ragged, RowBatch
-from relax_core.learn.counts import charged_to
+from relax_core.api.batch import SAMPLE_TOKENS, Ragged, RowBatch
+from relax_core.learn.counts import charged_to, sample_tokens
 
 
 class PackedBatch:
@@ -70,6 +70,11 @@ class PackedBatch:
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1)
+
+    def sample_mean(self, values: Tensor) -> Tensor:
+        if not self.has(SAMPLE_TOKENS.name):  # each sample has one row, or no step has divided its rows
+            self.put(SAMPLE_TOKENS.name, torch.from_numpy(sample_tokens(self.rows).values).to(self.device))
+        return self.sequence_sum(values) / self.column(SAMPLE_TOKENS.name).to(values.dtype).clamp(min=1)
 
     def broadcast(self, values: Tensor) -> Tensor:
         return values.index_select(0, self.row_of_token)

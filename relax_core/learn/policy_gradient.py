@@ -73,7 +73,8 @@ class PolicyGradientOptions(Options):
     aggregation: Aggregation = "token"
     """Aggregation of the tokens' losses. `token`: mean over all tokens. `sequence`: mean over each sequence, then over
     sequences. `sum`: sum over each sequence, then mean over sequences. `fixed`: as `sum`, divided by `fixed_length`
-    tokens. `trajectory`: mean over the tokens of all rows of a sample, then over samples.
+    tokens. `trajectory`: mean over the tokens of all rows of a sample, then over samples. A sequence is a row; a sample
+    has several rows if an agent branches or restarts its conversation.
     """
     fixed_length: int = Field(0, ge=0)
     """Tokens by which every sequence's sum is divided, with `aggregation = "fixed"`."""
@@ -132,8 +133,6 @@ class PolicyGradientOptions(Options):
             raise ValueError(f"kl_estimator: got {self.kl_estimator} with kl_coef = 0; set kl_coef or leave this out")
         if self.kl_coef and self.reward_kl_coef:
             raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} with kl_coef = {self.kl_coef}; keep one")
-        if self.aggregation == "trajectory" and (self.kl_coef or self.entropy_coef):
-            raise ValueError('aggregation: got "trajectory", which needs kl_coef and entropy_coef of 0; set them to 0')
         return self
 
 
@@ -244,11 +243,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             source = "algorithm.advantages: the function" if self._own_credit else f"{type(self).__name__}.credit"
             got = type(values).__name__
             raise TypeError(f"{source} gave a {got}; give a tensor [groups, samples] or [tokens]")
-        return Advantages(self._by_trajectory(values, groups))
-
-    def _by_trajectory(self, values: Tensor, groups: Groups) -> Tensor:
-        """Divide advantages by the tokens of their sample if the aggregation is `trajectory`."""
-        return learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values
+        return Advantages(values)
 
     def _load_credit(self) -> Callable[[Groups], Tensor] | None:
         """Import the function that the option `advantages` names; return None if the option is empty."""

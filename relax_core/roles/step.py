@@ -14,13 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from relax_core.api.batch import Ragged, RowBatch, RowId
+from relax_core.api.batch import SAMPLE_TOKENS, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Clock
 from relax_core.api.trainer import TrainerWork, UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
-from relax_core.learn.counts import count, measured, merge_metrics, rows_with_gradient, with_quantiles
+from relax_core.learn.counts import (
+    count,
+    measured,
+    merge_metrics,
+    rows_with_gradient,
+    sample_tokens,
+    with_quantiles,
+)
 
 SHARES = 4
 """Largest lag with a metric `lag/share_<lag>`."""
@@ -38,6 +45,8 @@ class ClaimedRows:
             mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
             young = Ragged(mask.values * (versions >= claim.mask_before), mask.lengths)
             rows = rows.with_columns({"loss_mask": young})
+        if len({row[:3] for row in rows.ids}) < len(rows):  # rows of one sample may be trained in several chunks
+            rows = rows.with_columns({SAMPLE_TOKENS.name: sample_tokens(rows)})
         self.claim, self.rows = claim, rows
         self.useful = frozenset(rows_with_gradient(rows) if zero_advantage_skips else range(len(rows)))
         """Indices of the rows to train."""

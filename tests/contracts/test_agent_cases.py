@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from relax_core import learn
-from relax_core.api import Algorithm, AttemptId, Chosen, Outcome, Ragged, RowBatch, RowId, Sealed
+from relax_core.api import Algorithm, AttemptId, Chosen, Claim, Outcome, Ragged, RowBatch, RowId, Sealed
 from relax_core.registry import Catalogue
+from relax_core.roles.step import ClaimedRows
 
 ROOT = Path(__file__).parents[2]
 AGENTS, MCP = "plugins/relax-plugin-agents/tests", "plugins/relax-plugin-mcp/tests"
@@ -180,19 +182,46 @@ def test_every_case_names_existing_tests(shown: Shown, number: int) -> None:
     assert not gone
 
 
-def test_a_sample_weighs_once_however_many_rows_it_has() -> None:
-    """Of two samples that differ from the mean alike, one has a row of a token and the other three rows of nine."""
-    lengths = np.array([2, 3, 4, 1])
-    rows = RowBatch(
-        (RowId(0, 0, 0, 0), RowId(0, 0, 0, 1), RowId(0, 0, 0, 2), RowId(0, 1, 0, 0)),
-        {"loss_mask": Ragged(np.ones(10, np.uint8), lengths)},
-    )
+@pytest.mark.parametrize("name", ["grpo", "gspo", "sapo", "gdpo"])
+def test_a_sample_weighs_once_however_many_rows_it_has(name: str) -> None:
+    """One right sample of one row and nine wrong rows of another sample, trained in several chunks."""
+    ids = (RowId(0, 0, 0, 0), *(RowId(0, 1, 0, row) for row in range(9)))
+    lengths = np.array([4, *(2 + row % 3 for row in range(9))])
+    starts = np.cumsum(lengths) - lengths
+    mask = np.ones(lengths.sum(), np.uint8)
+    mask[starts] = 0
+    columns = {"tokens": np.arange(len(mask), dtype=np.int32), "loss_mask": mask}
+    log_probs = np.full(len(mask), -1.0, np.float32)
+    columns |= dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), log_probs)
+    rows = RowBatch(ids, {key: Ragged(values, lengths) for key, values in columns.items()})
+    trained = [3, int(mask.sum()) - 3]
     samples = {
-        AttemptId(0, place, 0): Sealed(AttemptId(0, place, 0), number, Outcome.FINISHED, reward, trained_tokens=tokens)
-        for place, (number, reward, tokens) in enumerate([(3, 1.0, 9), (1, 0.0, 1)])
+        AttemptId(0, place, 0): Sealed(
+            AttemptId(0, place, 0),
+            number,
+            Outcome.FINISHED,
+            reward,
+            trained_tokens=trained[place],
+            parts={"exact": reward},
+        )
+        for place, (number, reward) in enumerate([(1, 1.0), (9, 0.0)])
     }
-    grouping = learn.Grouping(rows, samples)
-    chosen = Chosen("algorithm", "grpo", {"aggregation": "trajectory", "normalise": "none"})
-    algorithm = Catalogue.load(()).build(chosen, Algorithm)
-    given = grouping.columns(algorithm.advantages(grouping.groups))["advantages"].values
-    assert given[:9].sum() == pytest.approx(0.5) and given[9] == pytest.approx(-0.5)
+    options = {"kl_coef": 0.5, "kl_estimator": "k1", "entropy_coef": 0.25}
+    algorithm = Catalogue.load(()).build(Chosen("algorithm", name, options), Algorithm)
+    credit = learn.Grouping(rows, samples, weights={"exact": 1.0})
+    rows = rows.with_columns(credit.columns(algorithm.advantages(credit.groups)))
+    claimed = ClaimedRows(Claim(1, "actor", ids, samples, (0,)), rows)
+    denominators = learn.Denominators(learn.count(claimed.rows))
+    weights: dict[str, np.ndarray] = {}
+    for chunk in ([0, 1, 2], [3], [4, 5, 6, 7, 8, 9]):
+        batch = learn.PackedBatch(claimed.take(chunk), dtype=torch.float64)
+        outputs = {key: batch.column("old_log_probs").clone().requires_grad_() for key in ("log_probs", "entropy")}
+        terms = learn.reduce(algorithm.loss(batch, learn.Outputs(outputs)), batch, denominators)
+        for term, leaf in (("policy", "log_probs"), ("kl", "log_probs"), ("entropy", "entropy")):
+            (slopes,) = torch.autograd.grad(terms[term], outputs[leaf], retain_graph=True)
+            per_sample = [float(slopes[batch.row_of_token == row].sum()) for row in range(len(chunk))]
+            of_sample = np.bincount([ids[row].sample for row in chunk], per_sample, 2)
+            weights[term] = weights.get(term, 0.0) + of_sample
+    right, wrong = weights["policy"]
+    assert right == pytest.approx(-wrong) and right < 0
+    assert weights["kl"] == pytest.approx([0.25, 0.25]) and weights["entropy"] == pytest.approx([-0.125, -0.125])

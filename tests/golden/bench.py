@@ -23,7 +23,8 @@ PER_TRAJECTORY = {"reward_kl_coef": 0.1, "aggregation": "trajectory"}
 CASES = [
     ("grpo", {}),
     ("grpo", {"normalise": "none", "correction": "none", "aggregation": "fixed", "fixed_length": 7, **EVERYTHING}),
-    ("grpo", {"correction": "behaviour", "aggregation": "trajectory", "clip_high": 0.28}),
+    ("grpo", {"aggregation": "sequence", **K2}),
+    ("grpo", {"aggregation": "trajectory", "clip_high": 0.28, **EVERYTHING}),
     ("grpo", {"correction": "truncate", "correction_level": "sequence", "aggregation": "token", **K2}),
     ("grpo", {"reward_kl_coef": 0.1, **ICEPOP}),
     ("grpo", {"dual_clip": 1.1, "kl_coef": 0.1, "kl_estimator": "k1"}),
@@ -136,7 +137,10 @@ def rows_of(groups, advantages):
             for r, row in enumerate(member["rows"] if member["valid"] else ()):
                 own = advantages[g][s]
                 tokens = own[r] if isinstance(own, list) else [own] * len(row["mask"])
-                rows.append({**row, "advantage": tokens, "sample": (g, s), "id": RowId(g, s, 0, r)})
+                trained = sum(sum(row["mask"]) for row in member["rows"])
+                rows.append(
+                    {**row, "advantage": tokens, "sample": (g, s), "id": RowId(g, s, 0, r), "sample_tokens": trained}
+                )
     return rows
 
 
@@ -148,6 +152,8 @@ def batch_of(rows, dtype=np.float64):
 
     named = {ours: column(theirs, dtype) for theirs, ours in COLUMNS.items() if theirs in rows[0]}
     tokens = Ragged.of([np.arange(len(row["mask"]), dtype=np.int32) for row in rows])
+    if "sample_tokens" in rows[0]:
+        named["sample_tokens"] = Ragged.of([np.array([row["sample_tokens"]], np.int32) for row in rows])
     return RowBatch(
         tuple(row["id"] for row in rows), {"tokens": tokens, "loss_mask": column("mask", np.uint8), **named}
     )

@@ -24,7 +24,7 @@ STUDENT, TEACHER = {**LOSS, "tokens": "student-top-k", "k": K}, {**LOSS, "tokens
 CASES = [
     {}, {"divergence": "forward", "coef": 0.5}, {"divergence": "jsd", "beta": 0.3, "correction": "behaviour"},
     {"discount": 0.9, "reward_coef": 0.5}, {"discount": 1.0, "aggregation": "trajectory", "correction": "none"},
-    {**LOSS}, {**LOSS, "divergence": "forward", "kl_coef": 0.1, "aggregation": "sequence"},
+    {**LOSS}, {**LOSS, "divergence": "forward", "kl_coef": 0.1, "aggregation": "trajectory"},
     {**STUDENT}, {**STUDENT, "divergence": "forward", "rest": "renormalise"},
     {**STUDENT, "divergence": "jsd", "beta": 0.1, "coef": 2.0},
     {**TEACHER, "divergence": "forward", "reward_coef": 0.5}, {**TEACHER, "divergence": "jsd", "rest": "renormalise"},
@@ -258,7 +258,6 @@ def test_over_the_whole_vocabulary_it_is_trls(name, rest):
     ({**STUDENT, "correction_cap": 3.0}, "it has no effect there"),
     ({**TEACHER, "clip_high": 0.3}, "it has no effect there"),
     ({"reward_kl_coef": 0.1}, "with reward_coef = 0"),
-    ({**LOSS, "aggregation": "trajectory"}, "change one of the two"),
     ({**LOSS, "correction": "behaviour"}, 'a loss without a ratio; use "truncate"'),
     ({**LOSS, "clip_high": 0.3}, "it has no effect there"),
     ({**LOSS, "dual_clip": 2.0}, "it has no effect there"),

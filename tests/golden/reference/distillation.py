@@ -29,8 +29,6 @@ def advantages(groups, options):
                         later = [u for u in trained(row) if u >= t]
                         for steps, u in enumerate(later):
                             own[t] += options["coef"] * options["discount"] ** steps * credit(row, u, options)
-                if options["aggregation"] == "trajectory":
-                    own = [value / max(1, plain.length(member)) for value in own]
                 rows.append(own)
             result[-1].append(rows)
     return result

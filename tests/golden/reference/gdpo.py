@@ -2,7 +2,7 @@
 """GDPO, arXiv 2601.05242: each reward normalised in its group, their sum over the batch."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import equal, length, mean, std
+from tests.golden.reference.plain import equal, mean, std
 
 
 def advantages(groups, options):
@@ -24,7 +24,7 @@ def advantages(groups, options):
             value = 0.0
             if member["valid"] and not equal(everything):
                 value = (next(values) - mean(everything)) / (std(everything) + 1e-6)
-            result[-1].append(value / max(1, length(member)) if options["aggregation"] == "trajectory" else value)
+            result[-1].append(value)
     return result
 
 

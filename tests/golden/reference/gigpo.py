@@ -3,7 +3,7 @@
 each token which one sampled it, -1 for given ones."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import equal, length, mean, std
+from tests.golden.reference.plain import equal, mean, std
 
 
 def advantages(groups, options):
@@ -25,9 +25,8 @@ def advantages(groups, options):
             credit = [
                 a_e + options["step_weight"] * steps.get((id(member), t), 0.0) for t in range(len(member["turns"]))
             ]
-            weight = 1 / max(1, length(member)) if options["aggregation"] == "trajectory" else 1.0
             result[-1].append([
-                [credit[t] * weight if t >= 0 and member["valid"] else 0.0 for t in row["turns"]] for row in member["rows"]
+                [credit[t] if t >= 0 and member["valid"] else 0.0 for t in row["turns"]] for row in member["rows"]
             ])  # fmt: skip
     return result
 

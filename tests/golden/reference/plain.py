@@ -123,8 +123,11 @@ def aggregate(rows, values, options):
         return sum(sums) / sum(len(trained(row)) for row in rows)
     if how == "sequence":
         return mean([total / max(1, len(trained(row))) for row, total in zip(rows, sums)])
-    if how == "trajectory":  # advantages were divided by their sample's length
-        return sum(sums) / len({row["sample"] for row in rows})
+    if how == "trajectory":
+        lengths = {}
+        for row in rows:
+            lengths[row["sample"]] = lengths.get(row["sample"], 0) + len(trained(row))
+        return sum(total / max(1, lengths[row["sample"]]) for row, total in zip(rows, sums)) / len(lengths)
     return sum(sums) / len(rows) / (options["fixed_length"] if how == "fixed" else 1)
 
 
@@ -201,12 +204,10 @@ def baseline(members):
 
 
 def credited(groups, options, rule):
-    """`rule(rewards, members)` of each group's valid members, 0 for the others; by length where trajectories weigh alike."""
+    """`rule(rewards, members)` of each group's valid members, 0 for the others."""
     result = []
     for group in groups:
         members = [member for member in group if member["valid"]]
         values = iter(rule(rewards(group, options), members))
         result.append([next(values) if member["valid"] else 0.0 for member in group])
-        if options["aggregation"] == "trajectory":
-            result[-1] = [value / max(1, length(member)) for value, member in zip(result[-1], group)]
     return result

@@ -3,7 +3,7 @@
 it now says, and `returns`."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import STEP, clip, constant, equal, larger, length, mean, std, trained
+from tests.golden.reference.plain import STEP, clip, constant, equal, larger, mean, std, trained
 
 
 def gae(row, reward, options):
@@ -44,8 +44,6 @@ def advantages(groups, options):
                 if options["normalise"]:
                     row[t] = 0.0 if equal(everything) else (row[t] - mean(everything)) / (std(everything) + 1e-6)
                 row[t] = row[t] if member["valid"] else 0.0
-                if options["aggregation"] == "trajectory":
-                    row[t] /= max(1, length(member))
     return result
 
 

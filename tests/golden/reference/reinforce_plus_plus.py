@@ -2,7 +2,7 @@
 """REINFORCE++, arXiv 2501.03262: rewards to go, normalised over all tokens of the batch."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import equal, length, mean, std, trained
+from tests.golden.reference.plain import equal, mean, std, trained
 
 
 def advantages(groups, options):
@@ -19,8 +19,6 @@ def advantages(groups, options):
                 for t in range(len(row)):
                     counts = own["mask"][t] and member["valid"] and not equal(everything)
                     row[t] = (row[t] - mean(everything)) / (std(everything) + 1e-6) if counts else 0.0
-                    if options["aggregation"] == "trajectory":
-                        row[t] /= max(1, length(member))
     return result
 
 

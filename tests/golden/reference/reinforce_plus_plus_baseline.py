@@ -17,7 +17,7 @@ def advantages(groups, options):
         for member, value in zip(group, values):
             counts = member["valid"] and not equal(everything)
             value = (value - mean(everything)) / (std(everything) + 1e-6) if counts else 0.0
-            result[-1].append(value / max(1, length(member)) if options["aggregation"] == "trajectory" else value)
+            result[-1].append(value)
     return result
 
 

@@ -155,7 +155,7 @@ def test_the_union_of_columns_and_outputs_is_requested():
     credit = {column.name for column in mixed.advantage_columns()}
     assert credit == {"turns", "states", "step_rewards", "algorithm_index"}
     assert {output.name for output in mixed.outputs()} == {"log_probs", "entropy"}
-    assert mixed.denominators == {"rows", "tokens"}
+    assert mixed.denominators == {"samples", "tokens"}
     assert not mixed.zero_advantage_skips and mixed.reads_rewards
     assert several(("grpo", {}), ("reinforce-plus-plus", {})).statistics == "batch"
 

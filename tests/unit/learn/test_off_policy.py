@@ -84,7 +84,6 @@ def test_only_bad_sequences_that_are_too_far_are_left_out(batch):
         ({"kl_estimator": "k2"}, "kl_estimator"),
         ({"fixed_length": 5}, "fixed_length"),
         ({"aggregation": "fixed"}, "fixed_length"),
-        ({"aggregation": "trajectory", "kl_coef": 0.1}, "aggregation"),
         ({"kl_coef": -1}, "kl_coef"),
         ({"correction_cap": 0}, "correction_cap"),
         ({"dual_clip": 0.9}, "dual_clip"),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from relax_core import learn
-from relax_core.api import Loss
+from relax_core.api import Loss, RowBatch, RowId
 from tests.golden.reference import plain, rloo
 
 FLOATS = st.floats(-3, 3)
@@ -126,6 +126,34 @@ def test_aggregations_share_out_the_same_tokens(rows):
     assert {name: float(value) for name, value in sums.items()} == pytest.approx(
         {"token": 1, "sequence": 1, "sum": 7 / 5, "fixed": 7 / 20}
     )
+
+
+def test_an_average_over_samples_is_bit_for_bit_that_over_sequences_where_each_sample_has_one_row(rows):
+    single = RowBatch(tuple(RowId(place, 0, 0, 0) for place in range(len(rows))), rows.columns)
+    values, reduced = torch.randn(14, generator=torch.Generator().manual_seed(3)), []
+    for how in ("sequence", "trajectory"):
+        batch, leaf = learn.PackedBatch(single), values.clone().requires_grad_()
+        loss = Loss({"policy": learn.aggregate(batch, leaf, how, 0.7)})
+        total = learn.reduce(loss, batch, learn.Denominators(learn.count(single)))["policy"]
+        reduced.append((float(total.detach()), torch.autograd.grad(total, leaf)[0].tolist()))
+    assert reduced[0] == reduced[1]
+
+
+def test_an_average_over_samples_does_not_depend_on_how_their_rows_are_divided(rows):
+    """The second sample of group 4 has two rows, of one trained token each."""
+    whole = rows.with_columns({"sample_tokens": learn.sample_tokens(rows)})
+    assert whole.columns["sample_tokens"].values.tolist() == [2, 2, 2, 2, 1]
+    values, sums = torch.arange(14.0), []
+    for parts in ([range(5)], [[0, 1], [2, 3, 4]], [[4], [2], [0], [1, 3]]):
+        denominators, total = learn.Denominators(learn.count(whole)), 0.0
+        for part in parts:
+            batch = learn.PackedBatch(whole.take(list(part)))
+            own = torch.cat([values.split([3, 2, 2, 4, 3])[row] for row in part])
+            term = learn.aggregate(batch, own, "trajectory")
+            total += float(learn.reduce(Loss({"policy": term}), batch, denominators)["policy"])
+        sums.append(total)
+    # samples: (1 + 2) / 2, (4 + 6) / 2, (8 + 10) / 2 and 13
+    assert sums == pytest.approx([(1.5 + 5 + 9 + 13) / 4] * 3)
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "dual", "want"), [

@@ -216,6 +216,14 @@ def test_work_becomes_rates_of_one_device_and_mfu_only_where_the_peak_is_known()
     assert work_metrics(TrainerWork(), train_s=4.0, ranks=2) == {}
 
 
+def test_rows_of_a_sample_know_its_trained_tokens_after_late_tokens_are_masked() -> None:
+    rows = batch([1, 1, 2], versions=[5, 3, 5])
+    rows = replace(rows, ids=(RowId(1, 0, 0, 0), RowId(1, 0, 0, 1), RowId(2, 0, 0, 0)))
+    for mask_before, want in ((0, [4, 4, 2]), (4, [2, 2, 2])):
+        (part,) = TrainingStep(NOW, 2).add(ClaimedRows(replace(claim(rows), mask_before=mask_before), rows, False))
+        assert part.rows.columns["sample_tokens"].values.tolist() == want
+
+
 def test_rows_of_masked_samples_are_neither_trained_nor_counted() -> None:
     rows = batch([1, 1, 1, 2, 2], versions=[5, 5, 3, 5, 5])
     taken = claim(rows)

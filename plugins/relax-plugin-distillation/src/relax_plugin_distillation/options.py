@@ -78,8 +78,6 @@ class DistillationOptions(ClippedOptions):
                 f'discount: got {self.discount}; set it to 0, or use mode = "advantage" and divergence = "reverse", whose '
                 "log-ratios may be summed"
             )
-        if self.mode == "loss" and self.aggregation == "trajectory":
-            raise ValueError('aggregation: got "trajectory" with mode = "loss"; change one of the two')
         return self._every_one_acts()
 
     def _every_one_acts(self) -> Self:

@@ -35,9 +35,9 @@ class GDPOOptions(ClippedOptions):
     """Weights w_k that replace or extend those of `[[rewards]]`. A key is the name of a reward, `REWARD/PART` for a part
     of its score, or `environment` for the environment's own reward. A negative weight is a penalty; 0: not trained.
     """
-    aggregation: Aggregation = "sequence"
-    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
-    `fixed` and `trajectory` mean the same as in `grpo`."""
+    aggregation: Aggregation = "trajectory"
+    """Aggregation of the tokens' losses. `trajectory`: mean over the tokens of all rows of a sample, then over samples.
+    `sequence`, `token`, `sum` and `fixed` mean the same as in `grpo`."""
 
     @model_validator(mode="after")
     def _divergence_has_a_place(self) -> Self:

@@ -32,10 +32,11 @@ class GRPOOptions(ClippedOptions):
     """Rewards to compare. `sample`: those of whole samples. `context`: those of a named context (one of several agents,
     a sub-agent) with those of the same context in the group's remaining samples. A reward without a context belongs to
     the last turn's context."""
-    aggregation: Aggregation = "sequence"
-    """Aggregation of the tokens' losses. `sequence` (the paper): mean over each sequence, then over sequences; `token`:
-    mean over all tokens; `sum`: sum over each sequence, then mean over sequences; `fixed`: as `sum`, divided by
-    `fixed_length`; `trajectory`: mean over the tokens of all rows of a sample, then over samples."""
+    aggregation: Aggregation = "trajectory"
+    """Aggregation of the tokens' losses. `trajectory` (the paper): mean over the tokens of all rows of a sample, then
+    over samples; `sequence`: mean over each sequence (row), then over sequences, which is the same if every sample has
+    one row; `token`: mean over all tokens; `sum`: sum over each sequence, then mean over sequences; `fixed`: as `sum`,
+    divided by `fixed_length`."""
 
     @model_validator(mode="after")
     def _divergence_has_a_place(self) -> Self:

@@ -31,9 +31,9 @@ class GSPOOptions(ClippedOptions):
     """Distance of the lower bound of a sequence's ratio below 1; hundreds of times smaller than for tokens' ratios."""
     clip_high: float = Field(4e-4, gt=0.0)
     """Distance of the upper bound of a sequence's ratio above 1."""
-    aggregation: Aggregation = "sequence"
-    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
-    `fixed` and `trajectory` mean the same as in `grpo`."""
+    aggregation: Aggregation = "trajectory"
+    """Aggregation of the tokens' losses. `trajectory`: mean over the tokens of all rows of a sample, then over samples.
+    `sequence`, `token`, `sum` and `fixed` mean the same as in `grpo`."""
     correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "truncate"
     """Policy in the ratio's denominator. `behaviour`: the policy that sampled, which needs bounds wider than the
     difference of engine and trainer. All remaining values: the policy at the step's start. `truncate`, `mask` and

@@ -63,7 +63,7 @@ class PPO(ClippedPolicyGradient[PPOOptions]):
         advantages, returns = advantages * judged, values.where(mask & ~judged, returns)
         if options.normalise:
             advantages = learn.whiten(advantages, judged)
-        return Advantages(self._by_trajectory(advantages, groups), returns)
+        return Advantages(advantages, returns)
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
         """Return L_V, averaged over all tokens."""

@@ -36,5 +36,4 @@ class ReinforcePlusPlus(ClippedPolicyGradient[ReinforcePlusPlusOptions]):
         mask = groups.token_columns["loss_mask"].bool()
         earned = learn.token_rewards(groups, self.options.reward_kl_coef)
         to_go = learn.reward_to_go(earned, mask, groups.row_lengths, self.options.gamma)
-        values = learn.whiten(to_go, mask & learn.of_samples(groups.valid, groups))
-        return Advantages(self._by_trajectory(values, groups))
+        return Advantages(learn.whiten(to_go, mask & learn.of_samples(groups.valid, groups)))

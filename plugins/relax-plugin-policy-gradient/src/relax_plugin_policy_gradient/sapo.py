@@ -30,9 +30,9 @@ class SAPOOptions(PolicyGradientOptions):
     tau_negative: float = Field(1.05, gt=0.0)
     """Steepness tau for tokens with a negative or zero advantage; larger, because their gradient raises many unlikely
     tokens."""
-    aggregation: Aggregation = "sequence"
-    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
-    `fixed` and `trajectory` mean the same as in `grpo`."""
+    aggregation: Aggregation = "trajectory"
+    """Aggregation of the tokens' losses. `trajectory`: mean over the tokens of all rows of a sample, then over samples.
+    `sequence`, `token`, `sum` and `fixed` mean the same as in `grpo`."""
 
 
 class SAPO(PolicyGradient[SAPOOptions]):

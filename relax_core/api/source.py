@@ -55,6 +55,10 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
         """Yield every unusable row, for `relax data check`."""
         return iter(())
 
+    def remarks(self) -> Iterator[str]:
+        """Yield sentences about values that tasks lack or have in part, for the log and `relax data check`."""
+        return iter(())
+
 
 class Sampler(Configurable[OptionsT], Generic[OptionsT]):
     """A rule that chooses each group's task, by seed and group number or also by earlier rewards (curricula)."""

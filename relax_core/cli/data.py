@@ -101,6 +101,7 @@ def _report(found: Survey) -> dict[str, Any]:
         "usable": found.usable,
         "skipped": found.skipped,
         "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
+        "remarks": list(found.remarks),
         "columns": dict(found.columns),
         "overlap": _overlap(found.overlap),
         "golds": _golds(found.golds),
@@ -159,6 +160,8 @@ def _print_report(report: dict[str, Any]) -> None:
         say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more bad rows; --json lists all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
     say(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
+    for text in report["remarks"]:
+        say(f"values   {text}")
     for text in report["overlap"].get("summary", ()):
         say(f"overlap  {text}")
     if report["golds"]:

@@ -223,6 +223,8 @@ class Survey:
     bad: list[BadRow]
     usable: int = 0
     skipped: int = 0
+    remarks: Sequence[str] = ()
+    """Sentences about values that tasks lack or have in part."""
     columns: Counter[str] = field(default_factory=Counter)
     """Number of tasks with a value, by column."""
     rows: dict[int, int] = field(default_factory=dict)
@@ -361,7 +363,7 @@ def _contents(found: DataFile) -> Rows:
 
 def survey(found: DataFile, media: bool = False) -> Survey:
     """Read every row; with `media`, also decode all media of the rows."""
-    result = Survey(found.path, list(found.source.problems()))
+    result = Survey(found.path, list(found.source.problems()), remarks=list(found.source.remarks()))
     for row in range(len(found.source)):
         try:
             task = read_task(found.source, row)

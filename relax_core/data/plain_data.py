@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -53,24 +53,26 @@ class NotPlainError(ValueError):
     """A value without a plain form. The text completes a sentence that begins with the name of the column."""
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0, text: Callable[[str], str] | None = None) -> Any:
     """Return a value as plain data, with bytes and `EMBEDDED` kept. Raises NotPlainError.
 
     Dates and times become ISO 8601 text, durations seconds, decimals numbers, or text if a float would lose digits.
-    Tuples and numpy arrays become lists; `depth`: number of lists and tables around the value.
+    Tuples and numpy arrays become lists; `depth`: number of lists and tables around the value. `text` maps each text to
+    whole characters; None: other texts are refused.
     """
+    text = text or _whole
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, str):
-        return _whole(value)
+        return text(value)
     if isinstance(value, list | tuple | Mapping):
         if depth == MAX_DEPTH:
             raise NotPlainError(f"is nested in more than {MAX_DEPTH} levels")
         if not isinstance(value, Mapping):
-            return [plain(item, depth + 1) for item in value]
+            return [plain(item, depth + 1, text) for item in value]
         if strange := [key for key in value if not isinstance(key, str)]:
             raise NotPlainError(f"holds a table with the key {strange[0]!r}, which is not text")
-        return {_whole(key): plain(item, depth + 1) for key, item in value.items()}
+        return {text(key): plain(item, depth + 1, text) for key, item in value.items()}
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -80,7 +82,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's arrays and scalars
-        return plain(value.tolist(), depth)
+        return plain(value.tolist(), depth, text)
     raise NotPlainError(value.reason if isinstance(value, UnreadableValue) else f"holds a {type(value).__name__}")
 
 

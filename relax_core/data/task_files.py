@@ -59,7 +59,8 @@ class TaskFiles(TaskSource[OptionsT]):
         """Read and check every row. Raises ConfigError naming the first unusable row; usable rows can still be read."""
         self._columns, self._bad, ids = dict(columns), list[BadRow](), set[str]()
         self._file, self._number = array("i"), array("q")
-        self._files, unseen = self.files(Path(path)), dict(columns)
+        self._faults = dict[str, tuple[int, str]]()
+        self._files, unseen = self.files(Path(path)), {name: column for name, column in columns.items() if column}
         for at, file in enumerate(self._files):
             for number, row in _read_rows(file):
                 try:
@@ -67,13 +68,17 @@ class TaskFiles(TaskSource[OptionsT]):
                         raise row
                     if unseen and isinstance(row, dict):
                         unseen = {name: column for name, column in unseen.items() if column not in row}
-                    task = self._task(file, number, row)
+                    faults: dict[str, str] = {}
+                    task = self._task(file, number, row, faults)
                     if "id" not in columns and task.id in ids:
                         raise RowError(f"id {task.id!r} is used twice")
                 except RowError as error:
                     self._bad.append(BadRow(file.where(number), str(error)))
                     continue
                 ids.add(task.id)
+                for column, reason in faults.items():
+                    count, first = self._faults.get(column, (0, f"{file.where(number)}: {reason}"))
+                    self._faults[column] = count + 1, first
                 self._file.append(at)
                 self._number.append(number)
         if self._number:
@@ -101,9 +106,16 @@ class TaskFiles(TaskSource[OptionsT]):
     def problems(self) -> Iterator[BadRow]:
         return iter(self._bad)
 
-    def _task(self, file: TaskFile, number: int, row: Any) -> Task:
+    def remarks(self) -> Iterator[str]:
+        for column, (count, first) in self._faults.items():
+            yield (
+                f"values that can't be passed on as they are in the column {column!r}: {count}, the first at {first}; "
+                "half of a surrogate pair became a replacement character, any other such value None"
+            )
+
+    def _task(self, file: TaskFile, number: int, row: Any, faults: dict[str, str] | None = None) -> Task:
         try:
-            return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number))
+            return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number), faults)
         except RecursionError:
             raise RowError("nested too deeply") from None
 

@@ -27,6 +27,7 @@ from relax_core.data.plain_data import (
     plain,
     read_json,
     without_bytes,
+    without_halves,
 )
 from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, is_path, named
 
@@ -41,6 +42,11 @@ INLINE = 1 << 12
 FIELDS = ("prompt", "answer", "id", "environment")
 CONVERSATION = "messages"
 """Column used as the prompt if the prompt's column is missing: a conversation with the assistant's turns."""
+READ = ("completion", "chosen", "rejected", "tools")
+"""Further columns that the model reads in some runs; their values are never mended."""
+SHOWN = frozenset((*(name for names in COLUMNS.values() for name in names), "prompt", CONVERSATION, *READ))
+"""Columns that may hold media which the model reads."""
+_PLACED = {*FIELDS, *(name for names in COLUMNS.values() for name in names)}
 URLS = {f"{kind}_url": kind for kind in MEDIA_KINDS}
 """Kinds of media by the `type` of a message part in some APIs, such as `image_url`."""
 
@@ -67,33 +73,47 @@ class MediaOrigin:
     """Index of the row in a table, or byte offset of its line."""
 
 
-def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin) -> Task:
+def row_task(
+    row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin, faults: dict[str, str] | None = None
+) -> Task:
     """Return the task of a row as plain data; `columns` maps Relax's column names to the file's. Raises RowError.
 
-    A value that has no plain form is an error in the columns that Relax reads and in those that `columns` names; in any
-    other column it counts as missing. NaN counts as missing too: table libraries write it where a value is absent.
+    A column that `columns` names hides a column of the file that has Relax's name. A value that has no plain form is an
+    error in `READ` and in the columns that `columns` names. Any other column gets a replacement character or None in
+    its place, and `faults` gets the reason by column. NaN counts as missing, as table libraries mean it.
     """
     if isinstance(row, UnreadableValue):
         raise RowError(f"the row {row.reason}")
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
     known = {name: columns.get(name, name) for name in FIELDS}
-    if known["prompt"] not in row and CONVERSATION in row:
-        known["prompt"] = CONVERSATION
+    conversation = columns.get(CONVERSATION, CONVERSATION)
+    if "prompt" not in columns and "prompt" not in row and conversation in row:
+        known["prompt"] = conversation
     if known["prompt"] not in row:
         raise RowError(f"no prompt column {known['prompt']!r}; the row has {', '.join(map(repr, row)) or 'no columns'}")
-    given = {source: name for name, source in columns.items() if name not in FIELDS}
     showing: dict[MediaKind, str] = {}
     media: dict[MediaKind, list[Media]] = {}
     for kind, names in COLUMNS.items():
-        configured = next((columns[name] for name in names if name in columns), None)
-        column = configured if configured is not None else next((name for name in names if name in row), None)
-        if column is not None and column in row:
-            value, showing[kind] = row[column], column
-            held = list(enumerate(value)) if isinstance(value, list) else [] if value is None else [(-1, value)]
+        mapped = [columns[name] for name in names if name in columns]
+        if len(mapped) > 1:
+            raise RowError(f"`columns` names a column for {names[0]!r} and another for {names[1]!r}; name one")
+        there = mapped or sorted((name for name in names if name in row), key=lambda name: _empty(row[name]))
+        if there and there[0] in row:
+            value, column = row[there[0]], there[0]
+            showing[kind] = column
+            held = list(enumerate(value)) if isinstance(value, list) else [] if _is_null(value) else [(-1, value)]
             media[kind] = [_medium(kind, one, (column, at) if at >= 0 else (column,), origin) for at, one in held]
-    taken = {*known.values(), *showing.values()}
-    others = [key for key in row if key not in taken and not half(key)]
+    given = {name: column for name, column in columns.items() if name not in _PLACED and column in row}
+    hidden = {
+        *known,
+        *known.values(),
+        *showing.values(),
+        *columns.values(),
+        *(name for name in columns if columns[name]),
+    }
+    others = {key: key for key in row if key not in hidden} | given
+    faults = {} if faults is None else faults
     answer = _plain(row, known["answer"])
     if holds_bytes(answer):
         raise RowError(f"{known['answer']!r} holds bytes; write text, numbers, lists or tables of them")
@@ -101,7 +121,10 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
         id=_text(_plain(row, known["id"]), known["id"], default_id),
         prompt=_placed(text_or_messages(_plain(row, known["prompt"]), known["prompt"], origin), media, showing),
         answer=answer,
-        metadata={given.get(key, key): _other(row, key, key in given) for key in others},
+        metadata={
+            without_halves(name): _other(row, column, column in READ or name in given, faults)
+            for name, column in others.items()
+        },
         environment=_text(_plain(row, known["environment"]), known["environment"], ""),
     )
 
@@ -115,14 +138,28 @@ def _plain(row: Mapping[str, Any], column: str) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _other(row: Mapping[str, Any], column: str, must: bool) -> Any:
-    """Return a column that Relax itself does not read, None in place of bytes; raise RowError only if `must`."""
+def _other(row: Mapping[str, Any], column: str, must: bool, faults: dict[str, str]) -> Any:
+    """Return a column of a task's metadata. Raises RowError if `must`, else adds to `faults`."""
+    if half(column):
+        faults[without_halves(column)] = f"the name {column!a} holds half of a surrogate pair"
     try:
-        return without_bytes(_plain(row, column))
-    except RowError:
+        value = _plain(row, column)
+    except RowError as error:
         if must:
             raise
-        return None
+        faults[without_halves(column)] = str(error)
+        try:
+            value = plain(row[column], text=without_halves)
+        except NotPlainError:
+            return None
+    if holds_bytes(value):
+        faults[without_halves(column)] = f"{column!r} holds bytes"
+    return without_bytes(value)
+
+
+def _is_null(value: object) -> bool:
+    """Return True for null, and for an object of nulls alone, which some tables have in place of null."""
+    return value is None or (isinstance(value, dict) and bool(value) and all(map(_is_null, value.values())))
 
 
 def _text(value: object, column: str, default: str) -> str:
@@ -189,7 +226,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _empty(value: object) -> bool:
-    return value is None or value in ("", [], {})
+    return _is_null(value) or value in ("", [], {})
 
 
 def _refuse_others(value: Mapping[str, Any], known: frozenset[str], where: str) -> None:

@@ -130,8 +130,10 @@ class RowSet(ABC):
         return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
 
     def remarks(self, train: Sequence[int]) -> list[str]:
-        """Return log sentences about skipped and held-out rows; `train`: indices of the rows for training."""
-        said = [f"{self.num_skipped} {self.skipped}"] if self.num_skipped else []
+        """Return log sentences about values, skipped and held-out rows; `train`: indices of the rows for training."""
+        with charged_to(self._source):
+            said = list(self._source.remarks())
+        said += [f"{self.num_skipped} {self.skipped}"] if self.num_skipped else []
         if held := len(self) - len(train):
             rows = self.skipped.split()[0]
             said.append(

@@ -418,7 +418,7 @@ def failing_sample(
         "outcome": result.outcome.value,
         "error": result.error,
         "frames": result.frames,
-        "task": {"id": task.id, "prompt": prompt, "answer": task.answer, **task.metadata},
+        "task": {**task.metadata, "id": task.id, "prompt": prompt, "answer": task.answer},
         "response": trajectory.response,
         "messages": [asdict(message) for message in trajectory.messages],
     }

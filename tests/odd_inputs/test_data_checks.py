@@ -105,6 +105,16 @@ def test_data_that_a_run_refuses_is_refused_before_the_run(folder, name):
     assert result.exit_code == 2 or isinstance(result.exception, ConfigError)
 
 
+def test_values_that_cannot_be_passed_on_are_named_by_the_check_and_by_the_run(folder):
+    file = configured(folder, rows=[ROWS[0], {**ROWS[1], "rubric": "\ud83d"}])
+    said = f"in the column 'rubric': 1, the first at {folder}/tasks.jsonl:2: 'rubric' holds \\ud83d"
+    assert checked(file) == (2, 0, [])
+    assert said in CliRunner().invoke(app, ["data", "check", str(file)]).stdout
+    assert said in CliRunner().invoke(app, ["data", "check", str(folder / "tasks.jsonl")]).stdout
+    data = opened(file)
+    assert said in data.rows.remarks(data.train)[0]
+
+
 def test_the_sets_of_an_evaluation_are_checked_with_the_names_that_they_inherit(folder):
     lines = ('columns = {answer = "solution"}', "[[eval.sets]]", 'name = "a"', 'path = "tasks.jsonl"')
     file = configured(folder, *lines, rows=[{"prompt": "q", "solution": "1"}])

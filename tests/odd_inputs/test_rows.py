@@ -103,6 +103,12 @@ def test_a_line_is_a_good_row_or_a_bad_row_with_its_line(tmp_path, case):
         assert not bad and len(tasks) == 3
         found = {"prompt": tasks[1].prompt, "answer": tasks[1].answer, **tasks[1].metadata}
         assert {name: found[name] for name in case["values"]} == case["values"]
+    said = list(source.remarks())
+    assert (
+        [case["remark"] in one and ": 1, the first at" in one for one in said] == [True]
+        if "remark" in case
+        else not said
+    )
 
 
 def written(path, columns):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
@@ -25,20 +24,20 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.config.tables import DataTable
+from relax_core.data.dataset_folder import SUFFIXES, tables_in, tables_of
 from relax_core.data.plain_data import EMBEDDED, UnreadableValue, read_json
 from relax_core.data.task_row import MediaOrigin, RowError, row_task
+from relax_core.data.unpacked_file import JSON_SUFFIXES, PACKED_SUFFIXES, unpacked
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import SAMPLES, arrow_batches
 
 FIELD = "data"
-SUFFIXES = (".parquet", ".arrow")
 CACHED_BYTES = 64 << 20
 """Size limit of the cache of table blocks, in bytes. The block that was read last is cached, however large."""
 AT_ONCE = 256
 """Number of rows that are converted to Python objects at a time while a table is checked."""
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Number of Arrow's time units in a second."""
-_SHARD = re.compile(r"^(.*?)-\d+(?:-of-\d+)?(?:-[0-9a-f]+)?$")
 _STEPS = ("list", "element", "item", "array_element")
 """Path steps that Parquet writers insert for the elements of a list."""
 
@@ -130,7 +129,7 @@ class TableOptions(Options):
 class Files(TaskFiles[TableOptions]):
     """Tasks of a `.jsonl`, `.json`, `.parquet` or `.arrow` file, or of a dataset folder."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", *SUFFIXES)
+    suffixes: ClassVar[tuple[str, ...]] = (*JSON_SUFFIXES, *SUFFIXES)
 
     def files(self, path: Path) -> Sequence[TaskFile]:
         is_table = path.is_dir() or path.suffix in SUFFIXES
@@ -143,7 +142,7 @@ class JsonLines(TaskFiles[Options]):
     An object is `{"prompt": text or messages, "answer": ...}`.
     """
 
-    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")
+    suffixes: ClassVar[tuple[str, ...]] = JSON_SUFFIXES
 
     def files(self, path: Path) -> Sequence[TaskFile]:
         return [json_file(path)]
@@ -194,7 +193,8 @@ class LinesFile(TaskFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._open, self._starts = path.open("rb"), array("q", [0])
+        self._open, self._packed = unpacked(path)
+        self._starts = array("q", [0])
         try:
             fcntl.flock(self._open, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(self._open, fcntl.LOCK_UN)
@@ -219,7 +219,8 @@ class LinesFile(TaskFile):
         return row
 
     def origin(self, number: int) -> MediaOrigin:
-        return MediaOrigin(Path(self.absolute).parent, self.absolute, self._starts[number - 1])
+        folder = Path(self.absolute).parent
+        return MediaOrigin(folder) if self._packed else MediaOrigin(folder, self.absolute, self._starts[number - 1])
 
 
 class ListFile(TaskFile):
@@ -227,7 +228,8 @@ class ListFile(TaskFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._data, self._rows, self._line = path.read_bytes(), list[Any](), 0
+        with unpacked(path)[0] as file:
+            self._data, self._rows, self._line = file.read(), list[Any](), 0
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         try:
@@ -266,11 +268,12 @@ def _read_rows(file: TaskFile) -> Iterator[tuple[int, Any]]:
 
 def json_file(path: Path) -> TaskFile:
     """Open a file as a list if it is named `.json`, else as lines. Raises ConfigError if it can't be read."""
+    suffix = Path(path.stem).suffix if path.suffix in PACKED_SUFFIXES else path.suffix
     try:
-        return ListFile(path) if path.suffix == ".json" else LinesFile(path)
+        return ListFile(path) if suffix == ".json" else LinesFile(path)
     except OSError as error:
         fix = "name a readable .jsonl or .json file of tasks"
-        raise ConfigError(FIELD, f"{path}: {error.strerror}", fix) from error
+        raise ConfigError(FIELD, f"{path}: {error.strerror or error}", fix) from error
 
 
 def _parsed(line: bytes) -> Any:
@@ -432,7 +435,7 @@ def table_files(path: Path, split: str) -> list[TableFile]:
     try:
         return [
             ParquetTable(file, cache) if file.suffix == ".parquet" else ArrowTable(file, cache)
-            for file in _found(path, split)
+            for file in tables_of(path, split)
         ]
     except ImportError as error:
         raise ConfigError(FIELD, f"{path}, but pyarrow is not installed", "pip install relax-core[tables]") from error
@@ -446,39 +449,8 @@ def source_access(data: DataTable, paths: Iterable[Path]) -> SourceAccess:
     for path in (path.absolute() for path in paths):  # media are read by processes that work in other folders
         folders += [str(path), str(path.parent)] if not path.is_dir() else [str(path)]
         # A table may be a link out of its folder, as in the caches of hubs: allow the link's target.
-        folders += [str(file) for file in _tables(path) if file.is_symlink()] if path.is_dir() else []
+        folders += [str(file) for file in tables_in(path) if file.is_symlink()] if path.is_dir() else []
     return SourceAccess(data.media.allowed_hosts, folders, data.media.fetch_timeout_s)
-
-
-def _tables(folder: Path) -> list[Path]:
-    return sorted(file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}"))
-
-
-def _found(path: Path, split: str) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise ConfigError(FIELD, f"{path}, which does not exist", "name a table file, or a folder of table files")
-    by_split: dict[str, list[Path]] = {}
-    for file in _tables(path):
-        if file.name.startswith(("cache-", ".")):
-            continue
-        shard = _SHARD.match(file.stem)
-        split_name = shard.group(1) if shard else file.stem  # hub folders name the split in the file
-        if (file.parent / "state.json").is_file():  # a folder that `datasets` saved is one split
-            split_name = file.parent.name if file.parent != path else "all"
-        by_split.setdefault(split_name, []).append(file)
-    known = ", ".join(sorted(by_split)) or "none"
-    if split:
-        if split not in by_split:
-            raise ConfigError("source.split", split, f"choose a split of {path}: {known}")
-        return by_split[split]
-    if len(by_split) != 1:
-        lines = sorted(file.name for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
-        empty = f"name a file of the folder, such as {lines[0]}" if lines else "name a folder with tables"
-        fix = 'choose one: source = { name = "files", split = ... }' if by_split else empty
-        raise ConfigError(FIELD, f"{path}, which has the splits {known}", fix)
-    return next(iter(by_split.values()))
 
 
 def _heavy(leaf: Any) -> bool:

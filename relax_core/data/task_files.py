@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -25,17 +25,19 @@ from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.config.tables import DataTable
 from relax_core.data.dataset_folder import SUFFIXES, tables_in, tables_of
-from relax_core.data.plain_data import EMBEDDED, UnreadableValue, read_json
-from relax_core.data.task_row import MediaOrigin, RowError, row_task
+from relax_core.data.plain_data import EMBEDDED, Embedded, UnreadableValue, read_json
+from relax_core.data.task_row import SHOWN, MediaOrigin, RowError, row_task
 from relax_core.data.unpacked_file import JSON_SUFFIXES, PACKED_SUFFIXES, unpacked
 from relax_core.media.access import SourceAccess
-from relax_core.media.source import SAMPLES, arrow_batches
+from relax_core.media.source import ROWS_AT_ONCE, SAMPLES, arrow_batches
 
 FIELD = "data"
 CACHED_BYTES = 64 << 20
 """Size limit of the cache of table blocks, in bytes. The block that was read last is cached, however large."""
 AT_ONCE = 256
 """Number of rows that are converted to Python objects at a time while a table is checked."""
+VALUE_BYTES = 64
+"""Assumed size of a value without its bytes, for the limit of the cache."""
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Number of Arrow's time units in a second."""
 _STEPS = ("list", "element", "item", "array_element")
@@ -133,7 +135,7 @@ class Files(TaskFiles[TableOptions]):
 
     def files(self, path: Path) -> Sequence[TaskFile]:
         is_table = path.is_dir() or path.suffix in SUFFIXES
-        return table_files(path, self.options.split) if is_table else [json_file(path)]
+        return table_files(path, self.options.split, self._columns.values()) if is_table else [json_file(path)]
 
 
 class JsonLines(TaskFiles[Options]):
@@ -154,7 +156,7 @@ class TableSource(TaskFiles[TableOptions]):
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     def files(self, path: Path) -> Sequence[TaskFile]:
-        return table_files(path, self.options.split)
+        return table_files(path, self.options.split, self._columns.values())
 
 
 # -- files of one format ----------------------------------------------------------------------------------------------
@@ -342,44 +344,94 @@ class TableFile(TaskFile):
         return MediaOrigin(Path(self.absolute).parent, self.absolute, number - 1)
 
 
-class ParquetTable(TableFile):
-    """A Parquet file, read one row group at a time. Columns of bytes and audio samples are not read."""
+class UnreadLeaf(NamedTuple):
+    """A Parquet leaf whose bytes or sound samples are not read with its row group."""
 
-    def __init__(self, path: Path, cache: BlockCache) -> None:
+    index: int
+    """Index of the leaf in the file."""
+    steps: list[str]
+    """Column and fields that lead to the bytes, without the steps through lists."""
+    alone: bool
+    """True if no other field of the bytes' struct is read, so that the number of structs in a list is unknown."""
+
+
+class ParquetBlock(NamedTuple):
+    """A row group without bytes and sound samples."""
+
+    table: Any
+    marks: list[tuple[list[str], Embedded | None]]
+    """The steps of each leaf that was not read, with the value in its place: None if the leaf has only nulls."""
+    columns: dict[str, list[Any]]
+    """Values of the columns in which only some bytes are null; the bytes were read and dropped."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.table.nbytes) + sum(len(values) for values in self.columns.values()) * VALUE_BYTES
+
+
+class ParquetTable(TableFile):
+    """A Parquet file, read one row group at a time. Columns of bytes and audio samples are not kept."""
+
+    def __init__(self, path: Path, cache: BlockCache, shown: Collection[str] = ()) -> None:
+        """Open a file. `shown`: columns that may hold media which the model reads."""
         from pyarrow import parquet
 
-        self._file = parquet.ParquetFile(path, pre_buffer=False)
+        self._file, self._shown = parquet.ParquetFile(path, pre_buffer=False), shown
         metadata = self._file.metadata
         super().__init__(
             path, cache, [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
         )
         self._names: list[str] = list(self._file.schema_arrow.names)
         leaves = [self._file.schema.column(number) for number in range(len(self._file.schema))]
-        heavy = {leaf.path for leaf in leaves if _heavy(leaf)}
+        heavy = {leaf.path: number for number, leaf in enumerate(leaves) if _heavy(leaf)}
         self._kept = [leaf.path for leaf in leaves if leaf.path not in heavy]
-        self._left = [[step for step in path.split(".") if step not in _STEPS] for path in heavy]
-        whole = {path for path in heavy if "." in path} - {path for path in heavy if _has_sibling(path, self._kept)}
-        if whole:
-            fix = "write media as structs {bytes, path}, as `datasets` does, or as paths"
-            raise ConfigError(FIELD, f"{path}, whose column {min(whole)!r} is a list of bare bytes", fix)
+        self._left = [
+            UnreadLeaf(
+                number,
+                [step for at, step in enumerate(path.split(".")) if at == 0 or step not in _STEPS],
+                "." in path and not _has_sibling(path, self._kept),
+            )
+            for path, number in heavy.items()
+        ]
 
-    def block(self, number: int) -> Any:
-        return self._file.read_row_group(number, columns=self._kept, use_threads=False)
+    def block(self, number: int) -> ParquetBlock:
+        table = self._file.read_row_group(number, columns=self._kept, use_threads=False)
+        block = ParquetBlock(table, [], {})
+        for leaf in self._left:
+            filled, column = self._filled(number, leaf, table), leaf.steps[0]
+            if filled is not None or column not in self._shown:
+                block.marks.append((leaf.steps, None if filled is False else EMBEDDED))
+            elif column not in block.columns:
+                batches = self._file.iter_batches(ROWS_AT_ONCE, [number], [column], use_threads=False)
+                block.columns[column] = [_light(value) for batch in batches for value in batch.column(0)]
+        return block
 
-    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
+    def _filled(self, number: int, leaf: UnreadLeaf, table: Any) -> bool | None:
+        """Return True if a leaf is never null where its struct is present, False if always, None if unknown."""
+        statistics = self._file.metadata.row_group(number).column(leaf.index).statistics
+        if leaf.alone or statistics is None or not statistics.has_null_count:
+            return None
         try:
-            found: list[dict[str, Any]] = block.slice(start, count).to_pylist()
+            present, absent = _structs(table, leaf.steps[:-1])
+        except (LookupError, ValueError, NotImplementedError):  # bytes in a map or another rare type
+            return None
+        return {0: True, absent: True, absent + present: False}.get(statistics.null_count)
+
+    def block_rows(self, block: ParquetBlock, start: int, count: int) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = block.table.slice(start, count).to_pylist()
         except (
             ValueError,
             LookupError,
             ArithmeticError,
             NotImplementedError,
         ):  # a value that Python lacks
-            columns = zip(block.column_names, block.columns, strict=True)
+            columns = zip(block.table.column_names, block.table.columns, strict=True)
             found = list(_rows_of({name: column.slice(start, count) for name, column in columns}, count))
-        for row in found:
-            for path in self._left:
-                _mark(row, path)
+        for number, row in enumerate(found, start):
+            for steps, value in block.marks:
+                _mark(row, steps, value)
+            row.update((name, values[number]) for name, values in block.columns.items())
         return found
 
 
@@ -429,12 +481,15 @@ def _as_bytes(column: Any) -> Any:
     return column.view(bytes_of[column.type]) if column.type in bytes_of else column
 
 
-def table_files(path: Path, split: str) -> list[TableFile]:
-    """Open the tables at a path, in order. Raises ConfigError for a path without tables or with several splits."""
-    cache = BlockCache()
+def table_files(path: Path, split: str, mapped: Collection[str] = ()) -> list[TableFile]:
+    """Open the tables at a path, in order. Raises ConfigError for a path without tables or with several splits.
+
+    `mapped`: columns of the file with names of their own that tasks have, and that may hold media.
+    """
+    cache, shown = BlockCache(), SHOWN.union(mapped)
     try:
         return [
-            ParquetTable(file, cache) if file.suffix == ".parquet" else ArrowTable(file, cache)
+            ParquetTable(file, cache, shown) if file.suffix == ".parquet" else ArrowTable(file, cache)
             for file in tables_of(path, split)
         ]
     except ImportError as error:
@@ -466,16 +521,33 @@ def _has_sibling(path: str, kept: Sequence[str]) -> bool:
     return any(other.startswith(f"{around}.") for other in kept)
 
 
-def _mark(value: Any, path: Sequence[str]) -> None:
+def _structs(table: Any, steps: Sequence[str]) -> tuple[int, int]:
+    """Return the number of structs at these steps, and the number of nulls that Parquet counts where none is."""
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    values, absent = table, 0
+    for step in steps:
+        column = table[step] if values is table else pc.struct_field(values, step)
+        while kinds.is_list(column.type) or kinds.is_large_list(column.type) or kinds.is_fixed_size_list(column.type):
+            absent += len(column) - (pc.sum(pc.greater(pc.list_value_length(column), 0)).as_py() or 0)
+            column = pc.list_flatten(column)
+        absent += column.null_count
+        values = column.drop_null()
+    return len(values), absent
+
+
+def _mark(value: Any, path: Sequence[str], mark: Embedded | None) -> None:
+    """Put `mark` in the place of bytes that were not read."""
     if isinstance(value, list):
         for one in value:
-            _mark(one, path)
+            _mark(one, path, mark)
     elif isinstance(value, dict) and path:
         rest = path[1:]
-        if not rest or path[0] == SAMPLES:
-            value[path[0]] = EMBEDDED
-        elif value.get(path[0]) is not None:
-            _mark(value[path[0]], rest)
+        if not rest or path[0] == SAMPLES or path[0] not in value:
+            value[path[0]] = mark
+        elif value[path[0]] is not None:
+            _mark(value[path[0]], rest, mark)
 
 
 def _rows_of(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:

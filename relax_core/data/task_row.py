@@ -254,7 +254,7 @@ def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOri
     _refuse_others(value, MEDIUM_FIELDS | {written, kind}, f"a part of {where}")
     view = _view_of(value.get("view"), f"a part of {where}")
     for key in (written, kind, "path", "url", "bytes", "base64"):
-        if value.get(key) is not None:
+        if not _is_null(value.get(key)):
             whole = key in ("bytes", "base64")
             found = _medium(kind, value if whole else value[key], at if whole else (*at, key), origin)
             return Part(media=found if view is None else Media(kind, found.source, view=view))

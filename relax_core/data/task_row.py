@@ -309,7 +309,11 @@ def _medium(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
 
 
 def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> str:
-    held = value.get("bytes", value.get(SAMPLES)) if isinstance(value, Mapping) else value
+    held = value
+    if isinstance(value, Mapping):
+        held = value.get(SAMPLES) if value.get("bytes") is None else value["bytes"]
+        if held is value.get("bytes") and not isinstance(held, bytes | bytearray | Embedded | str | None):
+            raise RowError(f"the bytes of the {kind} at {_place(at)} are {_kind(held)}; write them as base64 text")
     own = isinstance(held, bytes | bytearray | Embedded) or (isinstance(value, Mapping) and held is not None)
     source = None if own else named(value, kind)
     if source is not None and half(source):

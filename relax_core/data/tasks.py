@@ -217,7 +217,8 @@ class RowSet(ABC):
                 got = f"{media.kind} {refused.got} at {self._source.where(row)}"
                 raise ConfigError(refused.field, got, refused.fix) from refused
             if missing_file(media.source):
-                raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
+                fix = "there is no such file; paths are relative to the task file, and base64 text begins with data:;base64,"
+                raise ConfigError("data.train", where, fix)
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
         """Return True if the number of characters proves that a text fits the token limit, to avoid most tokenizing.

@@ -10,10 +10,10 @@ inside `restricted`, which limits the files and hosts that they may name.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +33,11 @@ MAX_LINE = 1 << 30
 SAMPLES = "array"
 MAX_BYTES = 1 << 28
 _KEY_BYTES = 16
+_BASE64 = re.compile(
+    r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|AAAA..Z0eXB|GkXfo|T2dnU|ZkxhQ|SUQz)[\w+/\s-]{16,}={0,2}\s*",
+    re.ASCII,
+)
+"""Base64 text that begins as JPEG, PNG, GIF, RIFF (WebP, WAV), TIFF, MP4, WebM, Ogg, FLAC or MP3 does."""
 
 
 _RESTRICTION: ContextVar[tuple[SourceAccess, int]] = ContextVar("restriction", default=(SourceAccess(), MAX_BYTES))
@@ -90,13 +95,7 @@ def is_path(source: str) -> bool:
 
 def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
     if source.startswith("data:"):
-        head, comma, body = source.partition(",")
-        if not comma:
-            raise ValueError("a data-URI without a comma before its data")
-        try:
-            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote_to_bytes(body)
-        except binascii.Error as error:
-            raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
+        data = _in_uri(source)
     elif source.startswith(SCHEME):
         cell = EmbeddedMedia.parse(source)
         access.check_file(cell.file)
@@ -117,6 +116,21 @@ def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
     if not data:
         raise ValueError("no bytes")
     return data
+
+
+def _in_uri(source: str) -> bytes:
+    """Return the bytes of a data-URI. Raises ValueError for a malformed one."""
+    head, comma, body = source.partition(",")
+    if not comma:
+        raise ValueError("a data-URI without a comma before its data")
+    try:
+        return (
+            base64.b64decode("".join(body.split()), validate=True)
+            if head.endswith(";base64")
+            else unquote_to_bytes(body)
+        )
+    except ValueError as error:  # also a character beyond ASCII
+        raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
 
 
 def shown(source: str) -> str:
@@ -196,33 +210,36 @@ def cell_value(cell: EmbeddedMedia) -> Any:
 def embedded(value: Any) -> bytes | None:
     """Return the bytes of a medium inside a row; None if the row only names it. Raises ValueError for broken bytes."""
     if isinstance(value, bytes | bytearray):
-        return bytes(value)
+        is_text = _BASE64.match(value[:32].decode("latin-1")) or value.startswith(b"data:")
+        return _in_uri(_named(value.decode("latin-1"))) if is_text else bytes(value)
     if not isinstance(value, Mapping):
         return None
     if value.get(SAMPLES) is not None:
         return wave(value[SAMPLES], value.get("sampling_rate"))
     held = value.get("bytes")
     if isinstance(held, str):
-        try:
-            return base64.b64decode(held, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"bytes whose base64 is broken ({error})") from error
-    return bytes(held) if isinstance(held, bytes | bytearray) else None
+        return _in_uri(held if held.startswith("data:") else f"data:;base64,{held}")
+    return embedded(held) if isinstance(held, bytes | bytearray) else None
 
 
 def named(value: Any, kind: str = "") -> str | None:
     """Return the path, URL or data-URI that a medium's entry in a row names; else None."""
     if isinstance(value, str):
-        return value or None
+        return _named(value) or None
     if not isinstance(value, Mapping):
         return None
     for key in ("path", "url", kind, "image", "video", "audio", "base64"):
         found = value.get(key) if key else None
         if isinstance(found, str) and found:
-            return f"data:;base64,{found}" if key == "base64" else found
+            return f"data:;base64,{found}" if key == "base64" and not found.startswith("data:") else _named(found)
         if isinstance(found, Mapping) and (inner := named(found)):
             return inner
     return None
+
+
+def _named(text: str) -> str:
+    """Return a path, URL or data-URI as it is, and base64 text that begins as a medium as a data-URI."""
+    return f"data:;base64,{text}" if _BASE64.fullmatch(text) else text
 
 
 def wave(samples: Any, rate: Any) -> bytes:

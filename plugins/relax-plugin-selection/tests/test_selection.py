@@ -70,9 +70,11 @@ def test_a_curriculum_widens_from_the_easiest_tasks_to_all() -> None:
     assert early <= {0, 1, 2} and late == set(range(10))
 
 
-@pytest.mark.parametrize("value", [None, "hard"])
+@pytest.mark.parametrize("value", [None, "hard", "nan", float("nan"), "inf", float("-inf"), 10**400, [1]])
 def test_a_task_without_its_difficulty_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"sampler.column = 'difficulty': got .* in task 1; give each task a number"):
+    with pytest.raises(
+        ConfigError, match=r"sampler.column = 'difficulty': got .* in task 1; give each task a finite number"
+    ):
         Curriculum().open(tasks("difficulty", [1, value]))
 
 

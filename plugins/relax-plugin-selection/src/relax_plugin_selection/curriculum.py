@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from contextlib import suppress
+from math import ceil, isfinite, nan
 from random import Random
 
 from pydantic import Field, PositiveInt
@@ -38,10 +39,10 @@ class Curriculum(Sampler[CurriculumOptions]):
 
     def _difficulty(self, task: Task) -> float:
         value = task.column(self.options.column)
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            fix = "give each task a number in that column, or choose another sampler.column"
-            raise ConfigError(
-                f"sampler.column = {self.options.column!r}", f"{value!r} in task {task.id}", fix
-            ) from None
+        number = nan
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # type: ignore[arg-type]
+        if not isfinite(number):
+            fix = "give each task a finite number in that column, or choose another sampler.column"
+            raise ConfigError(f"sampler.column = {self.options.column!r}", f"{value!r} in task {task.id}", fix)
+        return number

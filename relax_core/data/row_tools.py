@@ -28,7 +28,8 @@ class RowTool(Tool):
 def row_tools(value: object) -> tuple[RowTool, ...]:
     """Return the tools in a value of the column `tools`. Raises RowError for a description without a name.
 
-    The value is a list of objects, or such a list as JSON text. Any other value is an ordinary column without tools.
+    The value is a list of objects, or such a list as JSON text; text that only begins as one is refused. Any other
+    value is an ordinary column without tools.
     """
     decoded = _decoded(value)
     if not isinstance(decoded, list):
@@ -47,7 +48,9 @@ def _decoded(value: object) -> Any:
         return plain(read_json(value))
     except NotPlainError as error:
         raise RowError(f"{COLUMN!r} {error}") from error
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if value.lstrip().startswith(("{", "[{")):
+            raise RowError(f"{COLUMN!r} is not JSON ({error}); write function schemas as JSON, or rename it") from error
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,13 +25,13 @@ from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
 from relax_core.data.overlap import RowContent, row_content
+from relax_core.data.repeated_prompt import Text, without_prompt
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, charged_to, check_placeholders
 from relax_core.media.access import SourceAccess
 from relax_core.media.store import key_bytes
 
-Text = str | tuple[Message, ...]
 TrainOn = Literal["completion", "all"]
 SPEAKER = "assistant"
 Hold = Callable[[Rendered, Sequence[Message]], Rendered]
@@ -196,6 +196,20 @@ class Dataset(RowSet):
             return None
         longest = max((self._cut(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
         return Rendered(longest.tokens)
+
+    def _read(self, row: int) -> Task:
+        """Read a row. A prompt that its completions repeat at their beginning stays in the prompt alone."""
+        task = super()._read(row)
+        for name in COLUMNS[self._form]:
+            value = task.column(name)
+            try:
+                prompt, rest = without_prompt(task.prompt, value, name)
+            except RowError as error:
+                fix = f"write the same prompt in both, or leave it out of {name!r}"
+                raise ConfigError("data.train", f"{self._source.where(row)}: {error}", fix) from error
+            if rest is not value:
+                task = replace(task, prompt=prompt, metadata={**task.metadata, name: rest})
+        return task
 
     def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
         """Return a row's completion texts; None stands for a conversation that contains its assistant turns."""

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completions that repeat their prompt: rows of many data sets have whole conversations beside the prompt.
+
+The prompt must reach the model once, so the common opening stays in the prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.task import Message
+from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
+
+Text = str | tuple[Message, ...]
+
+
+def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, Any]:
+    """Return a row's prompt, and the value of a column with a completion without the prompt that the value repeats.
+
+    White space around the texts does not count. A prompt of text becomes the messages that repeat it, and a prompt
+    without a system message gets the one of the completion. Raises RowError for a conversation with another prompt.
+    """
+    if isinstance(completion, str):
+        return prompt, _continuation(prompt, completion) if isinstance(prompt, str) else completion
+    first = completion[0] if isinstance(completion, list) and completion else None
+    if not isinstance(first, Mapping) or first.get("role") in ("assistant", "tool"):
+        return prompt, completion
+    try:
+        said = text_or_messages(completion, column, MediaOrigin(Path()))
+    except RowError:  # the reader of the column reports it
+        return prompt, completion
+    asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    system, own = ([m for m in messages[:1] if m.role == "system"] for messages in (said, asked))
+    question, size = asked[len(own) :], len(system) + len(asked) - len(own)
+    pairs = [*zip(own, system, strict=False), *zip_longest(question, said[len(system) : size])]
+    differing = next(((left, right) for left, right in pairs if not right or _shown(left) != _shown(right)), None)
+    if differing is None:
+        opening = said[:size] if isinstance(prompt, str) else (*system, *asked) if not own else prompt
+        return (opening, completion[size:]) if size else (prompt, completion)
+    if asked[-1].role == "user" or system:
+        shown = [repr(_shown(message)[1])[:80] if message else "nothing" for message in differing]
+        raise RowError(f"{column!r} begins with another prompt: it has {shown[1]} where the prompt has {shown[0]}")
+    return prompt, completion
+
+
+def _continuation(prompt: str, completion: str) -> str:
+    """Return a text without the prompt at its beginning. A text that is the prompt alone, or another word, is whole."""
+    opening, said = prompt.strip(), completion.lstrip()
+    rest = said[len(opening) :] if opening and said.startswith(opening) else ""
+    if not rest.strip() or (opening[-1].isalnum() and rest[0].isalnum()):
+        return completion
+    return rest.lstrip() if prompt[-1].isspace() else rest
+
+
+def _shown(message: Message) -> tuple[Any, ...]:
+    """Return what a template shows of a message: first the role, then the text with a mark for each medium."""
+    parts = message.content
+    text = (
+        parts if isinstance(parts, str) else "".join(p.text if p.media is None else f"<{p.media.kind}>" for p in parts)
+    )
+    return message.role, text.strip(), message.tool_calls, message.name, dict(message.extra)

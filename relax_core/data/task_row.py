@@ -29,7 +29,7 @@ from relax_core.data.plain_data import (
     without_bytes,
     without_halves,
 )
-from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, is_path, named
+from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, in_uri, is_path, named
 
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 COLUMNS: Mapping[MediaKind, tuple[str, str]] = {
@@ -321,19 +321,20 @@ def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
     if source is None and not own:
         what = "neither path, url nor bytes" if isinstance(value, Mapping) else "no path, URL, bytes or media dict"
         raise RowError(f"the {kind} at {_place(at)} has {what}")
-    if source is not None and not (source.startswith("data:") and len(source) > INLINE and origin.file):
+    if source is not None and not source.startswith("data:"):
         return str(origin.folder / source) if is_path(source) else source
-    if origin.file:
-        return str(EmbeddedMedia(origin.file, origin.row, at))
-    if source:
-        return source
+    cell = str(EmbeddedMedia(origin.file, origin.row, at)) if origin.file else ""
+    if cell and source is None and not isinstance(held, str):  # checked when the medium is read
+        return cell
     try:
-        data = embedded(value)
+        data = embedded(value) if source is None else in_uri(source)
     except ValueError as error:
         raise RowError(f"the {kind} at {_place(at)}: {error}") from error
     if not data:
         raise RowError(f"the {kind} at {_place(at)} has no bytes")
-    return "data:;base64," + base64.b64encode(data).decode()
+    if source is not None and (not cell or len(source) <= INLINE):
+        return source
+    return cell or "data:;base64," + base64.b64encode(data).decode()
 
 
 def _view_of(value: object, where: str) -> tuple[float, float] | None:

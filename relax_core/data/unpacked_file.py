@@ -23,7 +23,7 @@ OTHER_FORMATS = {
     b"PK\x03\x04": ("a zip archive", "unpack it"),
 }
 """Description and fix for a file that does not hold JSON, by its first bytes."""
-OTHER_SUFFIXES = (".csv", ".tsv", ".tar", ".tgz", ".zip", ".xlsx", ".feather")
+OTHER_SUFFIXES = (".csv", ".tsv", ".tar", ".tgz", ".zip", ".xlsx")
 
 
 def unpacked(path: Path) -> tuple[IO[bytes], bool]:
@@ -46,7 +46,9 @@ def unpacked(path: Path) -> tuple[IO[bytes], bool]:
         except ImportError as error:
             raise ConfigError("data", f"{path}, but this Python lacks {packer}", "unpack the file") from error
         except (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError)) as error:
-            raise ConfigError("data", f"{path}, which can't be unpacked ({error})", "write it again, or unpack it") from error
+            raise ConfigError(
+                "data", f"{path}, which can't be unpacked ({error})", "write it again, or unpack it"
+            ) from error
         file = content
     for first, (what, fix) in OTHER_FORMATS.items():
         if _start(file).startswith(first):

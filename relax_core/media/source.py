@@ -95,7 +95,7 @@ def is_path(source: str) -> bool:
 
 def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
     if source.startswith("data:"):
-        data = _in_uri(source)
+        data = in_uri(source)
     elif source.startswith(SCHEME):
         cell = EmbeddedMedia.parse(source)
         access.check_file(cell.file)
@@ -118,7 +118,7 @@ def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
     return data
 
 
-def _in_uri(source: str) -> bytes:
+def in_uri(source: str) -> bytes:
     """Return the bytes of a data-URI. Raises ValueError for a malformed one."""
     head, comma, body = source.partition(",")
     if not comma:
@@ -211,14 +211,14 @@ def embedded(value: Any) -> bytes | None:
     """Return the bytes of a medium inside a row; None if the row only names it. Raises ValueError for broken bytes."""
     if isinstance(value, bytes | bytearray):
         is_text = _BASE64.match(value[:32].decode("latin-1")) or value.startswith(b"data:")
-        return _in_uri(_named(value.decode("latin-1"))) if is_text else bytes(value)
+        return in_uri(_named(value.decode("latin-1"))) if is_text else bytes(value)
     if not isinstance(value, Mapping):
         return None
     if value.get(SAMPLES) is not None:
         return wave(value[SAMPLES], value.get("sampling_rate"))
     held = value.get("bytes")
     if isinstance(held, str):
-        return _in_uri(held if held.startswith("data:") else f"data:;base64,{held}")
+        return in_uri(held if held.startswith("data:") else f"data:;base64,{held}")
     return embedded(held) if isinstance(held, bytes | bytearray) else None
 
 

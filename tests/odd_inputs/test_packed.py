@@ -140,8 +140,30 @@ def test_a_path_is_not_base64_text(tmp_path):
         assert read_source(media_of(source[0].prompt)[0].source) == b"x"
 
 
-def test_bytes_that_are_not_text_are_refused_by_their_row(tmp_path):
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "<image>", "image": {"bytes": [137, 80]}}))
-    assert opened(tmp_path / "tasks.jsonl")[1] == {
-        "1": "the bytes of the image at image are a list; write them as base64 text"
-    }
+BROKEN = {
+    "a list of numbers": (
+        {"bytes": [137, 80]},
+        "the bytes of the image at image are a list; write them as base64 text",
+    ),
+    "bytes": ({"bytes": "a!b"}, "the image at image: a data-URI whose base64 is broken"),
+    "a data-URI": ("data:image/png;base64,a!b", "the image at image: a data-URI whose base64 is broken"),
+    "a long data-URI": (
+        "data:image/png;base64,a!b" + "A" * 9000,
+        "the image at image: a data-URI whose base64 is broken",
+    ),
+    "a data-URI that was cut": ("data:image/png;base64,AAA", "whose base64 is broken"),
+    "a data-URI without data": ("data:image/png;base64,", "the image at image has no bytes"),
+    "a data-URI without a comma": ("data:image/png", "without a comma"),
+    "a character beyond ASCII": ({"bytes": "\u00e4"}, "whose base64 is broken"),
+    "no bytes": ({"bytes": ""}, "the image at image has no bytes"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_text_that_is_no_medium_is_refused_by_its_row(tmp_path, name, suffix):
+    value, reason = BROKEN[name]
+    row = {"prompt": "<image>", "image": value}
+    (tmp_path / f"tasks{suffix}").write_text(json.dumps(row if suffix == ".jsonl" else [row]))
+    (bad,) = opened(tmp_path / f"tasks{suffix}")[1].values()
+    assert reason in bad

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from relax_core.api.task import Message
+from relax_core.api.task import Message, Part
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 
 Text = str | tuple[Message, ...]
@@ -29,21 +29,30 @@ def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, An
     if not isinstance(first, Mapping) or first.get("role") in ("assistant", "tool"):
         return prompt, completion
     try:
-        said = text_or_messages(completion, column, MediaOrigin(Path()))
+        said = cast(tuple[Message, ...], text_or_messages(completion, column, MediaOrigin(Path())))
     except RowError:  # the reader of the column reports it
         return prompt, completion
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    system, own = ([m for m in messages[:1] if m.role == "system"] for messages in (said, asked))
+    own, system = _system(asked), _system(said)
     question, size = asked[len(own) :], len(system) + len(asked) - len(own)
-    pairs = [*zip(own, system, strict=False), *zip_longest(question, said[len(system) : size])]
+    pairs: list[tuple[Any, Any]] = [
+        *zip(own, system, strict=False),
+        *zip_longest(question, said[len(system) : size]),
+    ]
     differing = next(((left, right) for left, right in pairs if not right or _shown(left) != _shown(right)), None)
-    if differing is None:
-        opening = said[:size] if isinstance(prompt, str) else (*system, *asked) if not own else prompt
-        return (opening, completion[size:]) if size else (prompt, completion)
-    if asked[-1].role == "user" or system:
-        shown = [repr(_shown(message)[1])[:80] if message else "nothing" for message in differing]
-        raise RowError(f"{column!r} begins with another prompt: it has {shown[1]} where the prompt has {shown[0]}")
+    if differing is None and size:
+        opening = said[:size] if isinstance(prompt, str) else prompt if own else (*system, *prompt)
+        return opening, completion[size:]
+    if differing is not None and (asked[-1].role == "user" or system):
+        there, here = (f"{one.role} {one.text[:80]!r}" if one else "nothing" for one in differing)
+        also = " with other fields" if there == here else ""
+        raise RowError(f"{column!r} begins with another prompt: it has {here}{also} where the prompt has {there}")
     return prompt, completion
+
+
+def _system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the system message at the beginning, if any."""
+    return messages[:1] if messages and messages[0].role == "system" else ()
 
 
 def _continuation(prompt: str, completion: str) -> str:
@@ -57,8 +66,6 @@ def _continuation(prompt: str, completion: str) -> str:
 
 def _shown(message: Message) -> tuple[Any, ...]:
     """Return what a template shows of a message: first the role, then the text with a mark for each medium."""
-    parts = message.content
-    text = (
-        parts if isinstance(parts, str) else "".join(p.text if p.media is None else f"<{p.media.kind}>" for p in parts)
-    )
+    content = message.content if isinstance(message.content, tuple) else (Part(message.content),)
+    text = "".join(part.text if part.media is None else f"<{part.media.kind}>" for part in content)
     return message.role, text.strip(), message.tool_calls, message.name, dict(message.extra)

@@ -78,8 +78,8 @@ class TaskFiles(TaskSource[OptionsT]):
                     continue
                 ids.add(task.id)
                 for column, reason in faults.items():
-                    count, first = self._faults.get(column, (0, f"{file.where(number)}: {reason}"))
-                    self._faults[column] = count + 1, first
+                    count, example = self._faults.get(column, (0, f"{file.where(number)}: {reason}"))
+                    self._faults[column] = count + 1, example
                 self._file.append(at)
                 self._number.append(number)
         if self._number:
@@ -347,7 +347,7 @@ class TableFile(TaskFile):
 class UnreadLeaf(NamedTuple):
     """A Parquet leaf whose bytes or sound samples are not read with its row group."""
 
-    index: int
+    number: int
     """Index of the leaf in the file."""
     steps: list[str]
     """Column and fields that lead to the bytes, without the steps through lists."""
@@ -408,7 +408,7 @@ class ParquetTable(TableFile):
 
     def _filled(self, number: int, leaf: UnreadLeaf, table: Any) -> bool | None:
         """Return True if a leaf is never null where its struct is present, False if always, None if unknown."""
-        statistics = self._file.metadata.row_group(number).column(leaf.index).statistics
+        statistics = self._file.metadata.row_group(number).column(leaf.number).statistics
         if leaf.alone or statistics is None or not statistics.has_null_count:
             return None
         try:

@@ -50,7 +50,7 @@ OF_ONE: dict[str, dict[str, tuple[Any, Options]]] = {
         "divergence": ("forward", {}),
         "beta": (0.2, {"divergence": "jsd"}),
         "rest": ("renormalise", {"mode": "loss", "tokens": "student-top-k"}),
-        "coef": (0.5, {}),
+        "coef": (0.5, {"reward_coef": 0.25}),
         "reward_coef": (0.5, {}),
         "discount": (0.9, {}),
         "reward_kl_coef": (0.1, {"reward_coef": 0.5}),
@@ -83,6 +83,46 @@ NO_EFFECT = {
     ("max-rl", "reward_kl_coef"),
 }
 """Common options that an algorithm refuses."""
+DEFAULTS: Options = {
+    "aggregation": "token", "fixed_length": 0, "correction": "behaviour", "correction_level": "token",
+    "correction_cap": 2.0, "correction_floor": 0.0, "sequence_mask_delta": 0.0, "kl_coef": 0.0, "kl_estimator": "k3",
+    "reward_kl_coef": 0.0, "entropy_coef": 0.0, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "advantages": "",
+}  # fmt: skip
+"""Defaults of options of several algorithms."""
+SUMMED = {"aggregation": "sum", "correction": "truncate"}
+"""Defaults of the algorithms without a ratio: their loss is the sum of a sequence's tokens."""
+DEFAULTS_OF_ONE: Mapping[str, Options] = {
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0},
+    "dapo": {"clip_high": 0.28, "overlong_length": 0, "overlong_buffer": 0},
+    "distillation": {
+        "mode": "advantage", "tokens": "sampled", "divergence": "reverse", "beta": 0.5, "k": 16, "rest": "bucket",
+        "coef": 1.0, "reward_coef": 0.0, "discount": 0.0,
+    },
+    "dpo": {"beta": 0.1, "loss_type": "sigmoid", "label_smoothing": 0.0},
+    "dppo": {"divergence": "tv", "delta": 0.15, "ratio_cap": 20.0},
+    "dr-grpo": {"aggregation": "sum"},
+    "gdpo": {"aggregation": "sequence", "weights": {}},
+    "gigpo": {"gamma": 0.95, "step_weight": 1.0, "normalise": "std"},
+    "gpg": {"correction": "truncate"},
+    "grpo": {"aggregation": "sequence", "normalise": "std", "credit_by": "sample"},
+    "gspo": {
+        "aggregation": "sequence", "correction": "truncate", "correction_level": "geometric",
+        "clip_low": 3e-4, "clip_high": 4e-4,
+    },
+    "m2po": {"second_moment": 0.04, "ratio_cap": 20.0},
+    "max-rl": SUMMED,
+    "opo": SUMMED,
+    "ppo": {"value_clip": 0.2, "gamma": 1.0, "lam": 1.0, "normalise": True},
+    "reinforce": {**SUMMED, "baseline": 0.0},
+    "reinforce-plus-plus": {"gamma": 1.0},
+    "reinforce-plus-plus-baseline": {"kl_estimator": "k2"},
+    "remax": SUMMED,
+    "reward-model": {"margin": 0.0, "margins": False, "center_coef": 0.0},
+    "rloo": SUMMED,
+    "sapo": {"aggregation": "sequence", "tau_positive": 1.0, "tau_negative": 1.05},
+    "sft": {},
+}  # fmt: skip
+"""Algorithm -> defaults of its own options, and defaults that differ from `DEFAULTS`: those of its paper."""
 ELSEWHERE = {
     ("grpo", "credit_by"): "tests/unit/learn/test_turns.py",
     ("distillation", "k"): "test_k_of_a_distillation_is_the_width_of_its_columns",
@@ -186,6 +226,16 @@ def test_tables_name_options_that_there_are() -> None:
 def test_an_option_without_effect_is_refused(name: str, option: str) -> None:
     with pytest.raises(RelaxError, match=option):
         built("algorithm", name, {option: CASES[option][0]})
+
+
+def test_without_options_an_algorithm_is_that_of_its_paper() -> None:
+    """The references of `tests/golden` read the defaults of the algorithms, so they cannot see another default."""
+    names = {name for name, _ in options("algorithm")} | {"sft"}
+    found = {name: built("algorithm", name, {}).options.model_dump() for name in names}
+    assert found == {
+        name: {option: {**DEFAULTS, **DEFAULTS_OF_ONE[name]}[option] for option in found[name]} for name in names
+    }
+    assert all(own.keys() <= found[name].keys() for name, own in DEFAULTS_OF_ONE.items())
 
 
 def test_k_of_a_distillation_is_the_width_of_its_columns() -> None:

@@ -212,10 +212,14 @@ def test_biases_in_bfloat16_have_their_own_float32_weights_beside_norms_in_float
         assert np.allclose(steps(trainer, 0, 5), expected, rtol=0.1, atol=0.1)
 
 
-def test_losses_of_float16_are_scaled_as_configured(dense):
+def test_losses_of_float16_are_scaled_as_configured_and_gradients_are_not(dense):
+    with running(dense, optimizer=OPTIMIZER) as trainer:
+        expected = steps(trainer, 0, 2)
     scaled = Layout({"loss_scale": 8.0, "loss_scale_window": 1})
     with megatron(dense, scaled, model={"dtype": "float16"}) as trainer:
-        assert [train(trainer, step).metrics["train/loss_scale"][0] for step in range(2)] == [8.0, 16.0]
+        results = [train(trainer, step) for step in range(2)]
+    assert [result.metrics["train/loss_scale"][0] for result in results] == [8.0, 16.0]
+    assert np.allclose([(r.metrics["train/loss"][0], r.grad_norm) for r in results], expected, rtol=0.05, atol=0.05)
 
 
 @pytest.fixture(scope="session")

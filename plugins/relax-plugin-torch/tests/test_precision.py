@@ -22,8 +22,9 @@ CPU = torch.device("cpu")
 def start(start, folder):
     """Start a trainer in a format; options are the trainer's."""
 
-    def started(dtype="float16", head_dtype="", transport=None, **options):
-        return start(folder, model={"dtype": dtype, "head_dtype": head_dtype}, options=options, transport=transport)
+    def started(dtype="float16", head_dtype="", transport=None, publish_dtype="", **options):
+        model = {"dtype": dtype, "head_dtype": head_dtype}
+        return start(folder, model=model, options=options, transport=transport, publish_dtype=publish_dtype)
 
     return started
 
@@ -44,8 +45,11 @@ def test_a_gpu_that_only_imitates_bfloat16_is_refused(monkeypatch):
     assert choose_format("bfloat16", CPU) == torch.bfloat16
 
 
-def scored(trainer, rows):
-    """Return log-probs of the trained tokens, and those that its bfloat16 features and weights give in float64."""
+def scored(trainer, rows, held=torch.bfloat16):
+    """Return log-probs of the trained tokens, and those that its bfloat16 features give in float64.
+
+    `held`: the format to which the head's weights are rounded first.
+    """
     policy = trainer._rank._policy
     head = policy.model.get_output_embeddings().weight
     head.data.mul_(8)  # logits beyond 16, where bfloat16 has steps of 0.125
@@ -55,7 +59,7 @@ def scored(trainer, rows):
         own = policy.score(batch)["log_probs"][trained].double()
         with torch.autocast("cpu", torch.bfloat16):
             features = policy._features(by_row(batch))[by_row(batch).before[trained]]
-        exact = (features.double() @ head.bfloat16().double().T).log_softmax(-1)
+        exact = (features.double() @ head.to(held).double().T).log_softmax(-1)
     return own, exact.gather(1, batch.tokens[trained][:, None]).squeeze(1)
 
 
@@ -70,6 +74,12 @@ def test_a_float32_head_keeps_what_bfloat16_rounds_away_and_publishes_the_same_b
         own, exact = scored(trainer, make_rows())
         assert least <= float((own - exact).abs().max()) <= most, head
     assert published[0] == published[1]
+
+
+def test_a_float32_head_rounds_its_weights_to_the_format_that_engines_hold(start):
+    trainer = start("bfloat16", "float32", publish_dtype="float32", share_prefixes=False)
+    own, exact = scored(trainer, make_rows(), torch.float32)
+    assert float((own - exact).abs().max()) <= 1e-5
 
 
 def test_a_float32_head_of_a_float32_trainer_changes_nothing(start):

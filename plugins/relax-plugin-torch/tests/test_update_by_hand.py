@@ -82,6 +82,30 @@ def test_steps_are_those_of_adamw_with_the_tables_betas_decay_schedule_and_bound
             assert torch.allclose(weights, mine[name], rtol=1e-4, atol=1e-5), name
 
 
+def test_an_update_that_no_row_reaches_still_moves_weights_by_their_moments(start: Any) -> None:
+    """A gradient of 0 is not the same as no gradient, for which torch's optimizers leave out the parameter."""
+    spec = OptimizerSpec(1e-2, betas=(0.7, 0.8), weight_decay=0.0, grad_clip=0.0)
+    trainer = start(optimizer=spec)
+    mine = {name: torch.nn.Parameter(tensor) for name, tensor in _parameters(trainer).items()}
+    optimizer = torch.optim.AdamW(mine.values(), lr=1e-2, betas=(0.7, 0.8), weight_decay=0.0)
+    for step in range(3):
+        rows = make_rows(step, version=step)
+        advantages = rows.columns["advantages"]
+        idle = {"advantages": Ragged(np.zeros_like(advantages.values), advantages.lengths)} if step else {}
+        counts, before = _accumulated(trainer, rows.with_columns(idle), step), _parameters(trainer)
+        slopes = gradients(trainer)
+        assert bool(slopes) is (step == 0)
+        for name, parameter in mine.items():
+            parameter.grad = slopes.get(name, torch.zeros_like(parameter))
+        optimizer.step()
+        norm = trainer.finish_update(counts).grad_norm
+        assert (norm > 0) is (step == 0)
+        after = _parameters(trainer)
+        assert any(not torch.equal(after[name], before[name]) for name in after)
+        for name, weights in after.items():
+            assert torch.allclose(weights, mine[name], rtol=1e-4, atol=1e-5), name
+
+
 def test_losses_are_reported_with_true_counts_for_any_nominal_count(start: Any) -> None:
     rows, told = make_rows(), []
     for nominal in (1.0, 4.0):

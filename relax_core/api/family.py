@@ -134,6 +134,7 @@ ROUTED_COLUMNS = ("routed_experts", "routed_valid")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 _PARTS = ("thinker_config", "text_config", "llm_config")
+_EVEN = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,23 @@ def routed_layers(config: Mapping[str, Any]) -> list[int]:
         if isinstance(config.get(part), Mapping):
             return routed_layers(config[part])
     return [layer for layer in range(config["num_hidden_layers"]) if _has_router(config, layer)]
+
+
+def even_context(config: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence of a model with `longrope` positions in tokens; None for other models.
+
+    `config`: the content of `config.json`. A sequence beyond this number changes the positions of all rows in its batch,
+    so a row's log-probs would depend on its neighbours, and engines and trainers would differ.
+    """
+    parts = [config, *(config[name] for name in _PARTS if isinstance(config.get(name), Mapping))]
+    bounds = [
+        part.get(_EVEN, rope.get(_EVEN))
+        for part in parts
+        for table in (part.get("rope_parameters") or part.get("rope_scaling") or {},)
+        for rope in (table, *table.values())  # a table of its own for each kind of layer
+        if isinstance(rope, Mapping) and rope.get("long_factor")
+    ]
+    return min((bound for bound in bounds if isinstance(bound, int)), default=None)
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

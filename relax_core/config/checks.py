@@ -23,7 +23,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
-from relax_core.config.model_folder import folder_errors, model_context, vocabulary_size
+from relax_core.config.model_folder import context_reason, folder_errors, model_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, EnvironmentKeys, RunConfig
 from relax_core.config.tables import CriticTable, EngineTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
@@ -416,7 +416,7 @@ def _context_errors(config: RunConfig) -> Errors:
     if context is None:
         return
     new, prompt, budget = config.rollout.max_new_tokens, config.data.max_prompt_tokens, config.rollout.token_budget
-    holds = f"the model's context is {context} tokens"
+    holds = f"the model's context is {context} tokens{context_reason(config.model.path)}"
     if prompt is not None and new + prompt > context:
         got = f"{new}, which is {new + prompt} together with data.max_prompt_tokens = {prompt}"
         yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of the two")
@@ -442,7 +442,9 @@ def _pool_file_errors(config: RunConfig) -> Errors:
             yield ConfigError(f"{key}.tokenizer", f"{pool.tokenizer} without tokenizer.json", "save a tokenizer there")
         context = model_context(pool.path)
         if context is not None and pool.max_context > context:
-            fix = f"the pool's model has a context of {context} tokens: set {context} or less"
+            fix = (
+                f"the pool's model has a context of {context} tokens{context_reason(pool.path)}: set {context} or less"
+            )
             yield ConfigError(f"{key}.max_context", pool.max_context, fix)
 
 

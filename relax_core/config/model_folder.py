@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import Routing
+from relax_core.api.family import Routing, even_context
 from relax_core.api.task import MediaKind
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -22,10 +22,23 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 def model_context(folder: Path) -> int | None:
-    """Return the model's longest sequence in tokens; None if `config.json` has no such key or cannot be read."""
+    """Return the model's longest sequence in tokens; None if `config.json` has no such key or cannot be read.
+
+    A model with `longrope` positions is used up to its `even_context` only.
+    """
     config = _known(folder)
     parts = (config, _text_part(config))
-    return next((int(part[key]) for part in parts for key in CONTEXT_KEYS if isinstance(part.get(key), int)), None)
+    stated = next((int(part[key]) for part in parts for key in CONTEXT_KEYS if isinstance(part.get(key), int)), None)
+    even = even_context(config)
+    return even if stated is None else min(stated, even or stated)
+
+
+def context_reason(folder: Path) -> str:
+    """Return the key that makes the context of a model with `longrope` positions short, and why; else an empty text."""
+    even = even_context(_known(folder))
+    if even is None:
+        return ""
+    return f" by original_max_position_embeddings = {even}: beyond it, longrope changes all rows that share a batch"
 
 
 def bounded_context(folder: Path) -> int:

@@ -23,7 +23,7 @@ from relax_core.api.plan import Operation, Plan, WorkerGroup
 from relax_core.api.role import Role
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
-from relax_core.config.model_folder import routing
+from relax_core.config.model_folder import context_reason, model_context, routing
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import DataTable, EvalTable
 from relax_core.control.corrections import correction_notes
@@ -105,6 +105,8 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     whole_steps = _why_whole_steps(config, catalogue, algorithm, groups)
     notes = [f"no streaming, each step waits for all of its rows: {whole_steps}"] if whole_steps and samples else []
     notes += _idle_keys(config, samples)
+    if reason := context_reason(config.model.path):
+        notes.append(f"the model's context is {model_context(config.model.path)} tokens{reason}")
     adapters_alone = False
     if config.model.lora is not None and "rollout" in roles:
         folded = _why_folded(config, catalogue)

@@ -23,7 +23,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
-from relax_core.config.model_folder import bounded_context
+from relax_core.config.model_folder import NO_BOUND, bounded_context
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.repeated_prompt import Text, without_prompt
 from relax_core.data.task_files import source_access
@@ -357,7 +357,7 @@ def dataset_settings(run: Any, build: Build, path: str) -> dict[str, Any]:
     """Return the settings of the `Dataset` of a run's file, for the run itself and for checks before the run."""
     return {
         "system_prompt": run.data.system_prompt,
-        "max_row_tokens": run.data.max_row_tokens or bounded_context(run.model.path),
+        "max_row_tokens": min(run.data.max_row_tokens or NO_BOUND, bounded_context(run.model.path)),
         "too_long": run.data.too_long,
         "train_on": run.data.train_on,
         "media": [type(build(each.chosen)).medium for each in run.media],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention implementation of a Hugging Face model: another one if its architecture lacks the wanted one.
+"""The attention implementation of a Hugging Face model, or another if its architecture lacks it; and its longest row.
 
 Engines and trainers share this code, so that both choose alike and their log-probs agree.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import even_context
 
 T = TypeVar("T")
 FALL_BACKS = ("sdpa", "eager")
@@ -34,6 +35,15 @@ def load_attending(load: Callable[[str], T], config: Mapping[str, Any], attentio
             refused = error
     fix = "the model's architecture lacks it; set trainer.attention and engine.attention to eager"
     raise ConfigError(key, repr(attention), fix) from refused
+
+
+def longest_row(config: Any) -> int:
+    """Return the number of tokens of the longest row that a model reads; 0 if its configuration does not say.
+
+    `config`: the configuration of a loaded model.
+    """
+    stated = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
+    return min(stated, even_context(config.to_dict()) or stated)
 
 
 def check_attends(path: str, model: Any) -> None:

@@ -9,6 +9,7 @@ from relax_plugin_torch.layout import by_row, one_line
 from relax_plugin_torch.model import load_model
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.setup import FLASH, choose_attention
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from relax_core.api import ConfigError
 from relax_core.learn import PackedBatch
@@ -80,6 +81,20 @@ def test_a_policy_with_flash_attention_lines_its_rows_up(folder):
     again = Policy.__new__(Policy)
     again._lines_up, again._row_media = policy.model.config._attn_implementation == FLASH, policy._row_media
     assert again._layout(batch).lines == 1
+
+
+def test_rows_are_lined_up_only_if_no_token_sees_the_row_before(folder, tmp_path):
+    assert policy_of(folder)._keeps_lines_apart()
+    config = OPTConfig(
+        vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=4, word_embed_proj_dim=32,
+        max_position_embeddings=64, init_std=0.5,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    policy = policy_of(tmp_path)
+    assert not policy._keeps_lines_apart()
+    mixed = policy_of(folder)
+    mixed.model.config.layer_types = ["conv", "full_attention"]
+    assert not mixed._keeps_lines_apart()
 
 
 def test_compiled_blocks_score_the_same(folder):

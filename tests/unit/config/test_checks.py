@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,30 @@ def test_a_context_longer_than_the_models_is_refused(folder: Path, catalogue: Ca
     assert "set 64 or less" in refused(catalogue, "rollout.token_budget=65")
     (folder / "model/config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 16}}))
     assert "context is 16 tokens" in refused(catalogue)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_scaling": {"type": "longrope", "long_factor": [2.0]}, "original_max_position_embeddings": 16},
+        {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0], "original_max_position_embeddings": 16}},
+        {"rope_parameters": {"full": {"long_factor": [2.0], "original_max_position_embeddings": 16}, "window": {}}},
+    ],
+    ids=["as saved once", "as saved today", "by kind of layer"],
+)
+@pytest.mark.parametrize("nested", [False, True], ids=["text", "multimodal"])
+def test_rows_that_would_change_the_positions_of_their_neighbours_are_refused(
+    folder: Path, catalogue: Catalogue, keys: dict[str, Any], nested: bool
+) -> None:
+    text = {"max_position_embeddings": 64, **keys}
+    (folder / "model/config.json").write_text(json.dumps({"text_config": text} if nested else text))
+    reason = (
+        "the model's context is 16 tokens by original_max_position_embeddings = 16: beyond it, longrope changes all"
+    )
+    said = refused(catalogue, "rollout.max_new_tokens=16")
+    assert "rollout.max_new_tokens (command line): got 16" in said and reason in said
+    assert reason in refused(catalogue, "rollout.token_budget=17", "rollout.max_new_tokens=8")
+    compose(["my.toml"], ["rollout.max_new_tokens=8"], catalogue)
 
 
 def test_a_missing_or_broken_model_folder_is_refused(folder: Path, catalogue: Catalogue) -> None:

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
+from relax_core.api.weights import Version
+from relax_core.control.planner import plan
+from relax_core.data.dataset import dataset_settings
+from relax_core.engines.factories import engine_spec
 from relax_core.registry.catalogue import Catalogue
 from tests.unit.control import conftest
 
@@ -196,6 +202,18 @@ def test_the_plan_names_the_keys_that_have_no_effect(
 ) -> None:
     notes = [note for note in planned(catalogue, *overrides).notes if "no effect" in note]
     assert len(notes) == len(says) and all(map(str.startswith, notes, says))
+
+
+def test_the_plan_tells_of_the_short_context_of_a_model_with_two_sets_of_positions(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    rope = {"rope_type": "longrope", "long_factor": [2.0], "original_max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 131072, "rope_parameters": rope}))
+    made = conftest.configured(catalogue, f"model.path={tmp_path}", "data.max_row_tokens=9000")
+    (note,) = [note for note in plan(made, catalogue).notes if "context" in note]
+    assert note.startswith("the model's context is 4096 tokens by original_max_position_embeddings = 4096")
+    assert engine_spec(made, Version("actor", 0, 0)).max_context == 4096  # vLLM chooses its set by this number
+    assert dataset_settings(made, catalogue.build, "rows.jsonl")["max_row_tokens"] == 4096
 
 
 def test_pairs_are_groups_of_two_and_can_read_the_reference(catalogue: Catalogue) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from relax_core import learn
-from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
+from relax_core.api import LOG_PROBS, ConfigError, Output, Ragged, RowBatch, RowId
 from relax_core.trainer_kit.chunk_rows import wanted
+from relax_core.trainer_kit.model_folder import FIELD
 from relax_core.trainer_kit.row_media import RowMedia
 from relax_plugin_torch.flops import FlopCounter
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOLERANCE = 1e-4
+_MEAN_TOLERANCE = 0.1
+"""Mean difference of log-probs that the rounding of 16-bit logits can explain; that of other neighbours is larger."""
+_LEAK = 1e-2
+"""Change of logits, relative to the largest, that proves that a token sees later tokens; rounding changes far less."""
 Scores = dict[str, Tensor]
 _NEVER = -1e9
 """Logit of suppressed tokens; finite, so that no gradient is NaN."""
@@ -106,9 +111,8 @@ class Policy:
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Token ids that engines never sample."""
         self._flops = Flops.of(model)
-        states = "linear_attention" in (getattr(text, "layer_types", None) or ())
-        self._lines_up = model.config._attn_implementation == FLASH and not states
         self._apart = self._head_stands_apart()
+        self._lines_up = model.config._attn_implementation == FLASH and self._keeps_lines_apart()
         self._shares = share_prefixes and self._sees_by_mask()
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
@@ -203,10 +207,16 @@ class Policy:
     def _head_stands_apart(self) -> bool:
         """Return True if body and head, run separately, give the model's logits.
 
-        The logits differ if the model scales or caps logits after the head.
+        The logits differ if the model scales or caps logits after the head. Raises ConfigError for a model in which a
+        token sees later tokens, and padding with them, such as BERT.
         """
         ids = torch.arange(4, device=self.device).remainder(self._vocab_size)[None]
-        whole = self.model(input_ids=ids, use_cache=False).logits
+        whole, cut = (self.model(input_ids=ids[:, :width], use_cache=False).logits for width in (4, 2))
+        if (whole[:, :2] - cut).abs().max() > _LEAK * whole.abs().max():
+            got = f"{self.model.config._name_or_path} of type {self.model.config.model_type!r}, whose tokens see later ones"
+            raise ConfigError(
+                FIELD, got, "a policy predicts each token from those before it: name a causal language model"
+            )
         if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
             return False
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -224,10 +234,25 @@ class Policy:
         windowed = getattr(config, "sliding_window", None) and kinds is None
         if windowed or any(kind != "full_attention" for kind in kinds or ()) or config._attn_implementation != "sdpa":
             return False
-        batch = learn.PackedBatch(_family(self._vocab_size), device=str(self.device))
-        layouts = (by_row(batch), PrefixTree(batch).layout())
-        plain, shared = (self._probe(batch, layout) for layout in layouts)
+        plain, shared = self._trial(lambda batch: PrefixTree(batch).layout())
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
+
+    @torch.no_grad()
+    def _keeps_lines_apart(self) -> bool:
+        """Return True if a token sees only its own row when the rows follow one another in one line.
+
+        Layers with states or convolutions carry a row into the next one. Of the other models, a trial decides.
+        """
+        kinds = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
+        if not kinds <= {"full_attention", "sliding_attention"}:
+            return False
+        plain, lined_up = self._trial(one_line)
+        return bool((plain - lined_up).abs().mean() < _MEAN_TOLERANCE)
+
+    def _trial(self, layout: Callable[[learn.PackedBatch], Layout]) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of a few rows, each in a line of its own, and those in this layout."""
+        batch = learn.PackedBatch(_family(self._vocab_size), device=str(self.device))
+        return self._probe(batch, by_row(batch)), self._probe(batch, layout(batch))
 
     def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
         """Return the log-probs of a layout, to compare two layouts of the same rows."""

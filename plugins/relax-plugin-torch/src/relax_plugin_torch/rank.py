@@ -29,6 +29,7 @@ from relax_core.api import (
     Version,
 )
 from relax_core.api.weights import Payload
+from relax_core.learn.attention import longest_row
 from relax_core.learn.huggingface import use_float32_head
 from relax_core.learn.packed import columns_of
 from relax_core.trainer_kit.checkpoint import Snapshot, Writing, new_directory, save_checkpoint, seed_all
@@ -176,7 +177,7 @@ class Rank:
         return {
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "trainable": sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad),
-            "max_context": getattr(self._model.config.get_text_config(), "max_position_embeddings", 0),
+            "max_context": longest_row(self._model.config),
             "vocab_size": self._model.config.get_text_config().vocab_size,
             "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._publishes),
             "base": base,
@@ -278,8 +279,8 @@ class Rank:
 
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
         """Yield this rank's micro-batches; None for one in which only other ranks have rows, if weights are sharded."""
-        config = self._model.config.get_text_config()
-        check_rows(chunk.rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
+        config = self._model.config
+        check_rows(chunk.rows, config.get_text_config().vocab_size, longest_row(config))
         self._row_media.check(chunk.rows)
         yield from micro_batches(
             chunk, self._spec.rank, wanted, needed, device=str(self._device), together=self._sharded

@@ -113,7 +113,9 @@ def context_limit(module: torch.nn.Module, asked: int) -> int:
 
     Raises ConfigError if `asked` exceeds the model's limit.
     """
-    limit = int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+    from relax_core.learn.attention import longest_row
+
+    limit = longest_row(module.config)
     if limit and asked > limit:
         raise ConfigError("rollout.max_context", asked, f"the model's own context is {limit}; stay within it")
     return asked or limit or 1 << 30

@@ -482,7 +482,7 @@ def _special(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[dict[str, str], str]:
-    """Return (templates by name, source) from the configuration, else `chat_template.jinja`, else `settings`."""
+    """Return (templates by name, source) from the configuration, else the folder's template files, else `settings`."""
     if "{" in chosen or "\n" in chosen:
         return {"default": chosen}, "[model] chat_template"
     if chosen:
@@ -491,12 +491,16 @@ def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[
         except (OSError, UnicodeDecodeError) as error:
             fix = "name a readable file, or write the template itself"
             raise ConfigError("model.chat_template", chosen, fix) from error
-    file = folder / "chat_template.jinja"
-    if file.is_file():
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    texts: dict[str, str] = {}
+    for name, file in files.items():
         try:
-            return {"default": file.read_text(encoding="utf-8")}, str(file)
+            texts |= {name: file.read_text(encoding="utf-8")} if file.is_file() else {}
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(FIELD, f"{file}, which can't be read: {error}", "restore the file") from error
+    if texts:
+        return texts, str(files["default"] if "default" in texts else folder / "additional_chat_templates")
     known = settings.get("chat_template")
     source = str(folder / "tokenizer_config.json")
     if isinstance(known, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +16,10 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
     "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-_TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+_TEMPLATE, _SETTINGS, _OF_PROCESSOR = "chat_template.jinja", "tokenizer_config.json", "chat_template.json"
+_NAMED = "additional_chat_templates"
+"""Folder of a tokenizer's templates by name, such as `tool_use.jinja`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +53,55 @@ class TokenizerFiles:
         return cls(folder, Path(str(model.get("tokenizer") or folder)), chosen, defaults)
 
     def write(self, directory: Path) -> None:
-        """Copy the files to an export, with the template and the variables of the run."""
+        """Copy the files to an export that has its other files, with the template and the variables of the run.
+
+        The export needs no code of its own: Relax loads none of the model's, and copies none.
+        """
         for folder, names in ((self.tokenizer, TOKENIZER_FILES), (self.model, PROCESSOR_FILES)):
             for name in names:
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, directory / name)
+        for path in directory.glob("*config.json"):
+            _change(path, _without_code)
         if self.template:
-            (directory / "chat_template.json").unlink(missing_ok=True)
-            self._set_settings(directory, None)
+            (directory / _OF_PROCESSOR).unlink(missing_ok=True)
+            _change(directory / _SETTINGS, lambda settings: {k: v for k, v in settings.items() if k != "chat_template"})
             (directory / _TEMPLATE).write_text(self.defaults + self.template, encoding="utf-8")
-        elif self.defaults and (directory / _TEMPLATE).is_file():
-            text = (directory / _TEMPLATE).read_text(encoding="utf-8")
-            (directory / _TEMPLATE).write_text(self._with_defaults(text), encoding="utf-8")
-        elif self.defaults and (directory / _SETTINGS).is_file():
-            own = json.loads((directory / _SETTINGS).read_text(encoding="utf-8")).get("chat_template")
-            if isinstance(own, list):
-                named = [{**one, "template": self._with_defaults(one["template"])} for one in own]
-                self._set_settings(directory, named)
-            elif isinstance(own, str):
-                self._set_settings(directory, self._with_defaults(own))
+            return
+        if (self.tokenizer / _NAMED).is_dir():
+            shutil.copytree(self.tokenizer / _NAMED, directory / _NAMED)
+        if self.defaults:
+            for path in (directory / _TEMPLATE, *(directory / _NAMED).glob("*.jinja")):
+                if path.is_file():
+                    path.write_text(self._with_defaults(path.read_text(encoding="utf-8")), encoding="utf-8")
+            for name in (_SETTINGS, _OF_PROCESSOR):
+                _change(directory / name, self._settings_with_defaults)
 
     def _with_defaults(self, text: str) -> str:
         return text if text.startswith(self.defaults) else self.defaults + text
 
-    def _set_settings(self, directory: Path, template: Any) -> None:
-        """Replace the template in the tokenizer's settings; None removes it."""
-        file = directory / _SETTINGS
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if settings.pop("chat_template", None) is None and template is None:
-            return
-        if template is not None:
-            settings["chat_template"] = template
-        file.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
+    def _settings_with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return settings whose template, or each template of a list, begins with the defaults."""
+        own = settings.get("chat_template")
+        if isinstance(own, str):
+            return {**settings, "chat_template": self._with_defaults(own)}
+        if isinstance(own, list):
+            named = [{**one, "template": self._with_defaults(one["template"])} for one in own]
+            return {**settings, "chat_template": named}
+        return settings
+
+
+def _change(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the JSON object of a file, if there is one, by what `change` returns; keep the bytes of an equal object."""
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if (changed := change(settings)) != settings:
+        file.write_text(json.dumps(changed, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def _without_code(settings: Any) -> Any:
+    """Return settings without `auto_map`, which names classes in Python files that an export does not have."""
+    if isinstance(settings, list):
+        return [_without_code(each) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {name: _without_code(value) for name, value in settings.items() if name != "auto_map"}

@@ -262,15 +262,19 @@ Event = (
 )  # fmt: skip
 
 
+UNDONE = "run/undone_steps"
+"""Metric with which a sink marks a rollback by default: the number of steps that are trained again."""
+
+
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
     """A receiver of each step's metrics, in a process of the run's sinks.
 
-    Life cycle: `check`, `open`, then `metrics`, `samples` and `spans` in any order, `close`. Before the run starts, the
-    controller calls `check` of an instance of its own. The process calls it again when it builds the sink, and makes the
-    other calls in a thread of the sink; the run waits for none of them. A sink is turned off if `open` raises, or if a
-    call takes longer than 2 minutes. If other calls raise three times, the sink is paused: it misses the calls of the
-    next minute, or of up to ten minutes if it keeps raising, and is then tried again, at most six times in a row. The
-    run continues, and `summary.json` counts failed and missed calls.
+    Life cycle: `check`, `open`, then `metrics`, `samples`, `spans` and `rewind` in any order, `close`. Before the run
+    starts, the controller calls `check` of an instance of its own. The process calls it again when it builds the sink,
+    and makes the other calls in a thread of the sink; the run waits for none of them. A sink is turned off if `open`
+    raises, or if a call takes longer than 2 minutes. If other calls raise three times, the sink is paused: it misses
+    the calls of the next minute, or of up to ten minutes if it keeps raising, and is then tried again, at most six
+    times in a row. The run continues, and `summary.json` counts failed and missed calls.
     """
 
     kind: ClassVar[str] = "sink"
@@ -297,6 +301,14 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
 
         The first span is the step itself, on the track `steps`. The spans of a step come a little after its metrics.
         """
+
+    def rewind(self, step: int, last: int) -> None:
+        """Receive that the run went back to `step`: the steps after it, up to `last`, are undone and trained again.
+
+        A guard, a restart, and a resume from an earlier checkpoint undo steps. By default, the metric `run/undone_steps`
+        marks the place. Override this method if the sink can remove or replace what it wrote for these steps.
+        """
+        self.metrics(step, {UNDONE: float(last - step)})
 
     def close(self) -> None:
         """Write all buffered data."""

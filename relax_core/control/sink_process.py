@@ -110,6 +110,9 @@ class _StandIn(Sink[Options]):
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         self._call("samples", step, samples)
 
+    def rewind(self, step: int, last: int) -> None:
+        self._call("rewind", step, last)
+
     def close(self) -> None:
         self._call("close")
 

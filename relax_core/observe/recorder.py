@@ -113,6 +113,8 @@ class Recorder:
         self._summary: dict[str, Any] | None = None
         """The summary as last written; None before the end of the run."""
         self._sinks, self._sinks_opened = dict(sinks or {}), False
+        self._undone: tuple[int, int] | None = None
+        """Step to which the run went back, and the last step before, until the sinks are told."""
         self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, sink_call_s) for name in self._sinks}
         self._observers = dict(observers or {})
         self._observer_workers = {
@@ -206,7 +208,11 @@ class Recorder:
 
         `in_place`: the roles keep running, and rows on the bus stay, as in `RunDirectory.rewind`.
         """
+        last = self._totals.steps
         self.run_dir.rewind(step, in_place)
+        if last > step:
+            self._undone = (step, last)
+            self._rewind_sinks()
         self._totals = Totals.replay(self.run_dir.metrics())
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
@@ -351,6 +357,7 @@ class Recorder:
         self._sinks_opened = True
         for sink_name, sink in self._sinks.items():
             self._sink_workers[sink_name].give(partial(sink.open, path, name, config), vital=True)
+        self._rewind_sinks()
         self._write_status()
 
     def _restart(self, step: int) -> None:
@@ -426,6 +433,13 @@ class Recorder:
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for name, sink in self._sinks.items():
             self._sink_workers[name].give(lambda sink=sink: call(sink))  # type: ignore[misc]
+
+    def _rewind_sinks(self) -> None:
+        """Report undone steps to the sinks, as soon as they are open."""
+        if self._sinks_opened and self._undone is not None:
+            step, last = self._undone
+            self._undone = None
+            self._to_sinks(lambda sink: sink.rewind(step, last))
 
     def _spans_to_sinks(self, window: Window) -> None:
         """Pass the spans of a step to the sinks that take spans, in seconds since 1970."""

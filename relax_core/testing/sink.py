@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of sinks: writing a whole run, unchanged arguments, closing at any time, and resuming.
+"""The conformance suite of sinks: writing a whole run, unchanged arguments, closing at any time, resuming and rollbacks.
 
 A suite that overrides `read_back` also checks the values that the sink has stored.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from relax_core.api.events import Sink, Span
+from relax_core.api.events import UNDONE, Sink, Span
 from relax_core.testing.suite import Suite
 
 CONFIG: Mapping[str, Any] = {"steps": 4, "model": {"path": "models/tiny"}}
@@ -116,6 +116,23 @@ class SinkSuite(Suite):
         if shown is not None:
             assert shown["reward/mean"][2] == metrics(2)["reward/mean"], "a resume must keep step 2"
             assert shown["reward/mean"][3] == metrics(3, 1.0)["reward/mean"], "a resume must replace step 3"
+
+    def test_a_rollback_replaces_the_steps_that_it_undoes_or_is_marked(self, made: Any, tmp_path: Path) -> None:
+        made.open(str(tmp_path), "run", CONFIG)
+        for begin, end, offset in ((1, 4, 0.0), (2, 5, 1.0)):
+            for step in range(begin, end):
+                made.metrics(step, metrics(step, offset))
+            if not offset:
+                made.rewind(1, 3)
+        made.close()
+        shown = self._expect(tmp_path, range(1, 5))
+        if shown is not None:
+            newest = {step: metrics(step, float(step > 1))["reward/mean"] for step in range(1, 5)}
+            assert shown["reward/mean"] == newest, (
+                "after rewind(1, 3) step 1 stays, and later steps have their new values"
+            )
+            replaces = type(made).rewind is not Sink.rewind
+            assert replaces or shown.get(UNDONE) == {1: 2.0}, "rewind(1, 3) must leave a mark, or remove steps 2 and 3"
 
     def _expect(self, run_dir: Path, steps: range) -> Shown | None:
         shown = self.read_back(run_dir)

@@ -63,6 +63,22 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_rollback_continues_in_another_run(tmp_path: Path):
+    sink = SwanLab(SwanLabOptions(mode="offline"))
+    sink.open(str(tmp_path), "my-run", CONFIG)
+    first = (tmp_path / "swanlab" / "id").read_text()
+    sink.metrics(2, metrics(2))
+    sink.rewind(1, 2)
+    sink.metrics(2, metrics(2, 1.0))
+    sink.close()
+    second = (tmp_path / "swanlab" / "id").read_text()
+    assert [(start.id, start.name) for start in records(tmp_path, "start")] == [
+        (first, "my-run"), (second, "my-run after step 1"),
+    ]  # fmt: skip
+    assert first != second
+    assert [one.value.number for one in records(tmp_path, "scalar") if one.key == "reward/mean"] == [0.25, 1.25]
+
+
 def test_both_starts_are_one_run_with_its_configuration(resumed):
     begun = list(records(resumed, "start"))
     assert [(start.id, start.name, start.project, start.group, list(start.tags)) for start in begun] == [

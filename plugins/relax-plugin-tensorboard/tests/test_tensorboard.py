@@ -12,17 +12,28 @@ from pathlib import Path
 
 from PIL import Image
 from relax_plugin_tensorboard.sink import TensorBoard, TensorBoardOptions
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from relax_core.testing.sink import SAMPLES, SinkSuite, metrics
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return the points of each tag as both of TensorBoard's readers find them: those of its API and of its pages."""
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()
-    return {
+    found = {
         tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
     }
+    assert {tag: shown(folder, tag) for tag in found} == {tag: [step for step, _ in found[tag]] for tag in found}
+    return found
+
+
+def shown(folder: Path, tag: str) -> list[int]:
+    """Return the steps of a tag on TensorBoard's pages."""
+    pages = plugin_event_accumulator.EventAccumulator(str(folder))
+    pages.Reload()
+    return [event.step for event in pages.Tensors(tag)]
 
 
 def started(run_dir: Path) -> TensorBoard:
@@ -40,6 +51,39 @@ class TestTensorBoard(SinkSuite):
         for tag, points in found.items():
             assert len(points) == len(dict(points)), f"{tag} has a step twice"
         return {tag: dict(points) for tag, points in found.items()}
+
+
+def test_a_rollback_hides_the_steps_that_it_undoes_at_once(tmp_path):
+    sink = started(tmp_path)
+    for step in (1, 2, 3):
+        sink.samples(step, SAMPLES)
+        sink.metrics(step, metrics(step))
+    sink.rewind(1, 3)
+    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125)]
+    sink.samples(2, SAMPLES)
+    sink.metrics(2, metrics(2, 1.0))
+    sink.close()
+    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125), (2, 1.25)]
+    assert shown(tmp_path / "tensorboard", "transcripts") == [1, 2]
+
+
+def test_a_resume_from_an_earlier_checkpoint_hides_later_steps_at_once_and_keeps_its_own_step(tmp_path):
+    first = started(tmp_path)
+    for step in (1, 2, 3, 4):
+        first.metrics(step, metrics(step))
+        first.metrics(step, {"eval/all/mean": step / 8})
+    first.close()
+    again = started(tmp_path)
+    again.rewind(2, 4)
+    for tag in ("reward/mean", "eval/all/mean"):
+        assert scalars(tmp_path / "tensorboard")[tag] == [(1, 0.125), (2, 0.25)]
+    again.metrics(2, {"eval/all/mean": 0.5})  # a resumed run may evaluate its step again
+    again.metrics(3, metrics(3, 1.0))
+    again.metrics(3, {"eval/all/mean": 0.75})
+    again.close()
+    found = scalars(tmp_path / "tensorboard")
+    assert found["reward/mean"] == [(1, 0.125), (2, 0.25), (3, 1.375)]
+    assert found["eval/all/mean"] == [(1, 0.125), (2, 0.25), (3, 0.75)]
 
 
 def test_transcripts_are_texts(tmp_path):

@@ -50,6 +50,8 @@ class Writes(Sink[Where]):
         self._write("close")
 
 class Traces(Writes):
+    def rewind(self, step, last):
+        self._write("rewind", step, last)
     def spans(self, step, spans):
         self._write("spans", step, [span.name for span in spans])
 """
@@ -90,16 +92,19 @@ def test_sinks_receive_in_one_other_process_what_the_run_sends_and_end_as_a_prog
             sink.metrics(1, {"loss": 0.5})
             sink.samples(1, [sample])
             sink.spans(1, [Span("steps", "work", "step 1", 0.0, 1.0)])
+            sink.rewind(0, 1)
             sink.close()
     written, traced = calls(program, "writes"), calls(program, "traces")
     assert [call[:-2] for call in written] == [
         ["open", "/runs/a", "a", {"steps": 2, "eval": {"sets": ["held-out"]}}],
         ["metrics", 1, {"loss": 0.5}],
         ["samples", 1, [sample]],
+        ["metrics", 0, {"run/undone_steps": 1.0}],
         ["close"],
         ["program ends"],
     ]
     assert [call[:-2] for call in traced if call[0] == "spans"] == [["spans", 1, ["step 1"]]]
+    assert [call[:-2] for call in traced if call[0] == "rewind"] == [["rewind", 0, 1]]
     (process,) = {call[-1] for call in (*written, *traced)}
     assert process != os.getpid()
 

@@ -10,6 +10,7 @@ import pytest
 
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import (
+    UNDONE,
     CheckpointSaved,
     EvalFinished,
     EventsDropped,
@@ -20,6 +21,7 @@ from relax_core.api.events import (
     RolledBack,
     RolloutMeasured,
     RunFinished,
+    RunRestarted,
     RunStarted,
     SamplesScored,
     Sink,
@@ -68,6 +70,21 @@ class Remembers(Sink):
         self.calls.append(what)
         if what[0] in self.fail:
             raise RuntimeError("no network")
+
+
+class Rewinds(Remembers):
+    """A sink that removes the steps that were undone."""
+
+    @property
+    def rewinds(self):
+        return [call[1:] for call in self.calls if call[0] == "rewind"]
+
+    def rewind(self, step, last):
+        self._call("rewind", step, last)
+
+
+def metrics_of(sink):
+    return [call[1:] for call in sink.calls if call[0] == "metrics"]
 
 
 def recorder(run_dir, clock, **more):
@@ -309,6 +326,45 @@ def test_a_sink_that_was_never_opened_is_not_closed(run_dir, clock):
     with recorder(run_dir, clock, sinks={"mine": sink}) as run:
         run.write(RunFinished("failed", {}))
     assert sink.calls == [] and run_dir.read("summary")["callback_failures"] == {}
+
+
+def test_sinks_are_told_of_the_steps_that_a_rollback_or_a_restart_undoes(run_dir, clock):
+    marked, own = Remembers(), Rewinds()
+    with recorder(run_dir, clock, sinks={"marked": marked, "own": own}) as run:
+        run.write(RunStarted("r", "", {}))
+        for step in (1, 2, 3):
+            run.write(StepFinished(step, {"reward/mean": step / 8}))
+        run.write(RolledBack(1, Version("actor", 0, 1), "a guard fired"))
+        run.write(StepFinished(2, {"reward/mean": 1.0}))
+        run.write(RolledBack(2, Version("actor", 0, 2), "nothing was trained since"))
+        run.write(RunRestarted(0, "a role died", 1, 3))
+        run.ready()
+    assert own.rewinds == [(1, 3), (0, 2)]
+    kept = [(step, values.get("reward/mean"), values.get(UNDONE)) for step, values in metrics_of(marked)]
+    assert kept == [(1, 0.125, None), (2, 0.25, None), (3, 0.375, None), (1, None, 2.0), (2, 1.0, None), (0, None, 2.0)]
+
+
+def test_sinks_of_a_later_stage_are_told_of_the_steps_of_the_whole_run(run_dir, clock):
+    own = Rewinds()
+    with recorder(run_dir, clock, sinks={"own": own}) as run:
+        run.enter("rl", 3)
+        run.write(RunStarted("r", "", {}))
+        for step in (1, 2, 3):
+            run.write(StepFinished(step, {"reward/mean": 0.5}))
+        run.write(RolledBack(1, Version("actor", 0, 1), "a guard fired"))
+    assert own.rewinds == [(4, 6)]
+
+
+def test_sinks_of_a_resumed_run_are_told_of_the_steps_after_its_checkpoint_once_they_are_open(run_dir, clock):
+    with recorder(run_dir, clock) as run:
+        for step in (1, 2, 3):
+            run.write(StepFinished(step, {"reward/mean": 0.5}))
+    for checkpoint, undone in ((2, [(2, 3)]), (2, [])):
+        own = Rewinds()
+        with recorder(RunDirectory.reopen(run_dir.path), clock, sinks={"own": own}) as again:
+            again.rewind(checkpoint)
+            again.write(RunStarted("r", "", {}))
+        assert own.rewinds == undone and [call[0] for call in own.calls] == ["open", *["rewind"] * len(undone), "close"]
 
 
 def test_sinks_get_no_secrets(tmp_path, clock):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,9 @@ from pydantic import Field
 
 from relax_core.api import ConfigError, Options, Sink, sample_turns
 from relax_core.media.previews import SampleMedia
+
+ID = "id"
+"""File of the run's id at the service."""
 
 
 class SwanLabOptions(Options):
@@ -35,11 +38,14 @@ class SwanLabOptions(Options):
 
 
 class SwanLab(Sink[SwanLabOptions]):
-    """A sink that logs to one run of SwanLab; a resumed run continues in that run."""
+    """A sink that logs to one run of SwanLab, and to another after each rollback; a resumed run continues in the newest."""
 
     def __init__(self, options: SwanLabOptions | None = None) -> None:
         super().__init__(options)
+        self._folder, self._name = Path(), ""
         self._run: Any = None
+        self._begin: Callable[[str], Any] = lambda name: None
+        """Function that begins or continues the run of the id in the run directory, under this name."""
         self._media = SampleMedia("", 0)
 
     def check(self) -> None:
@@ -60,11 +66,23 @@ class SwanLab(Sink[SwanLabOptions]):
         folder.mkdir(exist_ok=True)
         look_around = dict.fromkeys(("hardware", "runtime", "requirements", "git", "monitor"), False)
         settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, probe=look_around)
-        self._run = swanlab.init(
-            id=_run_id(folder), name=name, config=dict(config), log_dir=str(folder), resume="allow", mode=options.mode,
-            project=options.project, workspace=options.workspace or None, group=options.group or None,
-            tags=list(options.tags) or None, reinit=True, settings=settings,
-        )  # fmt: skip
+
+        def begin(shown: str) -> Any:
+            return swanlab.init(
+                id=_run_id(folder), name=shown, config=dict(config), log_dir=str(folder), resume="allow",
+                mode=options.mode, project=options.project, workspace=options.workspace or None,
+                group=options.group or None, tags=list(options.tags) or None, reinit=True, settings=settings,
+            )  # fmt: skip
+
+        self._begin, self._folder, self._name = begin, folder, name
+        self._run = begin(name)
+
+    def rewind(self, step: int, last: int) -> None:
+        """Continue in another run of SwanLab, which would ignore a second value of a metric and step."""
+        self._run.finish()
+        (self._folder / ID).unlink()
+        self._run = self._begin(f"{self._name} after step {step}")
+        super().rewind(step, last)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -112,7 +130,7 @@ def _key_file() -> Path:
 
 def _run_id(folder: Path) -> str:
     """Return the run's id at the service, which the first start draws and keeps in the run directory."""
-    path = folder / "id"
+    path = folder / ID
     if not path.exists():
         path.write_text(secrets.token_hex(8), encoding="utf-8")
     return path.read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ class EventFile:
         self._strings(step, tag, [[data, label.encode()] for data, label in sounds], wav)
 
     def start(self, step: int) -> None:
-        """Make TensorBoard ignore the data of earlier files from `step` on."""
+        """Make TensorBoard ignore all data written so far from `step` on."""
         self._add(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:

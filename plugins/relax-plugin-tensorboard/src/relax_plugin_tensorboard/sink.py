@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorBoard sink: writes scalars, a few transcripts and their media to event files, without torch or TensorFlow.
 
-A resumed run continues in the same folder. The sink marks the step from which TensorBoard ignores earlier data, so no
-step is shown twice. Every record is flushed, so a killed run loses at most the step in progress.
+A resumed run continues in the same folder. After a resume and after a rollback, the sink marks the step from which
+TensorBoard ignores earlier data, so no step is shown twice. Every record is flushed, so a killed run loses at most the
+step in progress.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class TensorBoard(Sink[TensorBoardOptions]):
         self._before = written(folder)
         self._media = SampleMedia(run_dir, self.options.max_media, ("image/", "audio/wav"))
         self._writer = EventFile(folder)
+        # TensorBoard takes a folder's first mark for its beginning and obeys only later ones, so this one hides nothing.
+        self._writer.start(max(self._before.values(), default=-1) + 1)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         new = self._continue_at(step, values)
@@ -63,6 +66,10 @@ class TensorBoard(Sink[TensorBoardOptions]):
             self._held.append((step, samples))
         if not self._before:
             self._write_held()
+
+    def rewind(self, step: int, last: int) -> None:
+        self._file.start(step + 1)
+        self._before = {tag: min(newest, step) for tag, newest in self._before.items()}
 
     def close(self) -> None:
         if self._writer is not None:

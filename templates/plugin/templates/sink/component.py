@@ -30,8 +30,16 @@ class {{ cookiecutter.class_name }}(Sink[{{ cookiecutter.class_name }}Options]):
         """Write one step. `values` may have NaN and infinity, and later steps may have other keys."""
         trained = any(not key.startswith("eval/") for key in values)  # a resumed run may first evaluate its old step
         if trained and not self._continued:
-            lines = self._path.read_text().splitlines(keepends=True)
-            self._path.write_text("".join(line for line in lines if json.loads(line)["step"] < step))
+            self._keep(step - 1)
             self._continued = True
         with self._path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def rewind(self, step: int, last: int) -> None:
+        """Remove the steps after `step`, which a rollback has undone. Without this method, a metric marks the place."""
+        self._keep(step)
+
+    def _keep(self, step: int) -> None:
+        """Remove all lines after this step."""
+        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        self._path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from relax_core.control.run import _obey_signals
 from relax_core.control_api.server import ControlServer
@@ -227,6 +228,7 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
         "optimizer.lr=1000.0", "optimizer.grad_clip=0", "guards.rollbacks=1",
         'guards.grad_norm={action="pause",limit=0.0,steps=1}', 'guards.reward={action="roll-back",limit=0.05,steps=2}',
         'notify.urls=["env:INBOX"]', 'notify.events=["start", "divergence", "recovery", "end"]', "run.name=mine",
+        'sinks=["tensorboard"]',
     )  # fmt: skip
     until((run.path / "guards").is_dir, lambda: f"a guard fires\n{run.err}")
     until(lambda: "paused, step 0 of 5000" in relax_here("why", run.path).out, "the pause is shown")
@@ -255,6 +257,8 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
         "rolled back to step 1", "actor works again", "guard reward fired at step 3 (stop)", "diverged",
     )]  # fmt: skip
     assert summary["guards"] == {"grad_norm": 1, "reward": 2} and summary["notifications"]["suppressed"] == 0
+    shown = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("reward/mean")] == [1, 2], "the undone step 2 is hidden"
     again = relax_here("continue", run.path)
     assert again.code == 2 and "only a paused run can be continued" in again.err
 

@@ -91,6 +91,7 @@ class Rank:
         self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
         self._scalars = scalars(spec, build)
         self._load(options)
+        self._longest_row = longest_row(self._model.config)
         self.progress = Progress()
         self._update: Update | None = None
         self._adapters = choose_trained(self._model, spec)
@@ -177,7 +178,7 @@ class Rank:
         return {
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "trainable": sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad),
-            "max_context": longest_row(self._model.config),
+            "max_context": self._longest_row,
             "vocab_size": self._model.config.get_text_config().vocab_size,
             "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._publishes),
             "base": base,
@@ -279,8 +280,7 @@ class Rank:
 
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
         """Yield this rank's micro-batches; None for one in which only other ranks have rows, if weights are sharded."""
-        config = self._model.config
-        check_rows(chunk.rows, config.get_text_config().vocab_size, longest_row(config))
+        check_rows(chunk.rows, self._model.config.get_text_config().vocab_size, self._longest_row)
         self._row_media.check(chunk.rows)
         yield from micro_batches(
             chunk, self._spec.rank, wanted, needed, device=str(self._device), together=self._sharded

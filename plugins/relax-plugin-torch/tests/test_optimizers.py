@@ -64,6 +64,25 @@ def test_the_rate_is_that_of_the_step(kind):
     assert not any(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
+def test_sgd_repeats_the_first_beta_s_share_of_the_last_move():
+    model = wide()
+    optimizer = make_optimizer(model, OptimizerSpec(1e-2, betas=(0.75, 0.99), weight_decay=0.0), "sgd")
+    weight, places = model[0].weight, []
+    for slope in (1.0, 0.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, slope)
+        places.append(weight.detach().clone())
+        advance(optimizer, 0.5)
+    torch.testing.assert_close(places[1], places[0] - 0.5)
+    torch.testing.assert_close(weight.detach(), places[1] - 0.75 * 0.5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("adamw")])
+def test_both_kinds_of_adamw_have_the_betas_of_the_table(kind):
+    groups = make_optimizer(wide(), OptimizerSpec(1e-2, betas=(0.7, 0.8)), kind).param_groups
+    assert {group["betas"] for group in groups} == {(0.7, 0.8)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_continuing_from_a_checkpoint_is_bit_exact(start, tmp_path, kind):
     trainer = start(kind, deterministic=True)

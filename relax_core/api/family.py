@@ -90,15 +90,22 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         if message.extra:
             got = f"an assistant's turn with the field {next(iter(message.extra))!r}"
             raise ConfigError("data.train", got, f"remove it: {type(self).__name__} can't render it")
-        ids = self.encode(message.text)
+        return self.ended(self.encode(message.text))
+
+    def ended(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ids of a turn with the end-of-turn token at their end."""
         return ids if ids[-1:] and ids[-1] in self.stop_tokens else ids + tuple(self.stop_tokens[:1])
 
     @abstractmethod
-    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str: ...
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        """Return the text of tokens that follow other tokens: a space at their beginning is kept."""
 
     @abstractmethod
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of plain text, without adding special tokens."""
+        """Return the ids of plain text that follows other text, without adding special tokens or a space before it.
+
+        Only `start` begins a text; some tokenizers put a space there.
+        """
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()

@@ -4,15 +4,21 @@
 Text is tokenized once. `start` tokenizes the first prompt. `delta` tokenizes only the template's text between the
 policy's last sampled token and its next turn. Sampled ids are therefore never decoded and tokenized again. A bare
 string gets the beginning-of-sequence token that the model's tokenizer would add, and no further special token.
+
+Some tokenizers, those of the sentencepiece kind, put a space before a text and drop the space when they decode. Only
+`start` begins a text, so `encode` adds no such space and `decode` drops none.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
@@ -28,6 +34,8 @@ from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
 
 PROMPT_END = 16
 """Number of final prompt tokens that are searched for the mark that opens a thought, such as `<think>`."""
+TAIL = 64
+"""Number of final characters of a prompt that are searched for an added token at the prompt's end."""
 
 
 class ChatFamily(ModelFamily[Options]):
@@ -37,9 +45,10 @@ class ChatFamily(ModelFamily[Options]):
         """Read the model folder. Templates that show the date get the date of this call."""
         files = ChatFiles.read(model)
         self._tokenizer = files.tokenizer
+        self._continuing, self._prefixes_all = continuing(files.tokenizer)
         variables = {**files.special, **(model.get("chat_template_kwargs") or {})}
         eos = files.tokenizer.token_to_id(files.special.get("eos_token", ""))
-        added = files.tokenizer.get_added_tokens_decoder()
+        self._added = added = files.tokenizer.get_added_tokens_decoder()
         self._specials = {number for number, token in added.items() if token.special}
         self._marks = {*added, *files.end_ids, *(() if eos is None else (eos,))}
         now = datetime.now()
@@ -53,7 +62,7 @@ class ChatFamily(ModelFamily[Options]):
         }
         self._opening = _opening(files)
         self.placeholders = files.placeholders
-        self._reader = reader(files.config, files.placeholders, self._after_anchor)
+        self._reader = reader(files.config, files.placeholders, self.encode)
         self._end_of_turn = self._find_end_of_turn(files)
         vocabulary = files.tokenizer.get_vocab(with_added_tokens=True)
         self._vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -64,21 +73,15 @@ class ChatFamily(ModelFamily[Options]):
         self._stop = tuple(dict.fromkeys(number for number in ends if number is not None and number < size))
         marks = self._format.ends if self._format else ()
         self._turn_ends = {self._end_of_turn, *map(self._tokenizer.token_to_id, marks)}
-        self._anchor: tuple[int, str] | None = None
-        for number in self._stop:
-            token = self._tokenizer.id_to_token(number)
-            if number in added and token and self.encode(token) == (number,):
-                self._anchor = number, token
-                break
 
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
         if tools:
             self._call_format()  # raise now, not after sampling a turn with calls that can't be read
         if isinstance(prompt, str):
-            ids = self.encode(prompt)
+            ids = self._encode(prompt, begins=True)
             opened = ids[: len(self._opening)] == self._opening
             return Rendered(ids if opened else self._opening + ids)
-        return Rendered(self.encode(self._template(tools).render(prompt, tools)), _media(prompt))
+        return Rendered(self._encode(self._template(tools).render(prompt, tools), begins=True), _media(prompt))
 
     def text(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the first prompt as text, for display."""
@@ -86,7 +89,7 @@ class ChatFamily(ModelFamily[Options]):
 
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
         template = self._template_of((*before, *appended))
-        ids = self._after_anchor(template.after_turn(before, appended))
+        ids = self.encode(template.after_turn(before, appended))
         if last_token is None or last_token in self._stop:
             # The policy sampled the end-of-turn token itself: drop it here, with the white space before it.
             at = self._first_mark(ids)
@@ -108,25 +111,42 @@ class ChatFamily(ModelFamily[Options]):
         If `before` is a string or the template rewrites earlier turns, return the tokens of the plain text instead.
         """
         if isinstance(before, str):
-            return super().turn(before, message)
-        said, is_written = self._template_of((*before, message)).turn(before, message)
+            return self.ended(self._encode(message.text, self._begins_after(before)))
+        said, is_written, opened = self._template_of((*before, message)).turn(before, message)
+        ids = self._encode(said, self._begins_after(opened))
         if not is_written:
-            return super().turn(before, replace(message, content=said))
-        ids = self._after_anchor(said)
+            return self.ended(ids)
         end = next((place for place, number in enumerate(ids) if number in self._stop), None)
         if end is None and ids[-1:] and ids[-1] in self._turn_ends:
             return ids  # a mark of the format that ends a turn, though generation_config.json does not name it
         return ids + self._stop[:1] if end is None else ids[: end + 1]
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+        return str(self._continuing.decode(list(tokens), skip_special_tokens=skip_special))
 
     def encode(self, text: str) -> tuple[int, ...]:
+        return self._encode(text, begins=False)
+
+    def _encode(self, text: str, begins: bool) -> tuple[int, ...]:
+        """Return the ids of text; `begins`: the tokenizer may put a space before the text."""
         try:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError:  # unpaired surrogates, from the JSON of an agent or the bytes of a tool
-            encoded = self._tokenizer.encode(without_halves(text), add_special_tokens=False)
-        return tuple(encoded.ids)
+            text = without_halves(text)
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: tuple[int, ...] = tuple(encoded.ids)
+        if begins or self._continuing is self._tokenizer:
+            return ids
+        at = next((place for place, number in enumerate(ids) if number in self._added), len(ids))
+        words = text[: encoded.offsets[at][0]] if at < len(ids) else text
+        return (*self._continuing.encode(words, add_special_tokens=False).ids, *ids[at:])
+
+    def _begins_after(self, opened: str) -> bool:
+        """Return True if the tokenizer puts a space before text that follows `opened`, as before the first text."""
+        if not opened or self._continuing is self._tokenizer:
+            return True
+        ids = self._encode(opened[-TAIL:], begins=True)
+        return self._prefixes_all and ids[-1:] != () and ids[-1] in self._added
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
@@ -209,17 +229,6 @@ class ChatFamily(ModelFamily[Options]):
         at = next((place for place, number in enumerate(ids) if number in self._marks), None)
         return None if at is None or self.decode(ids[:at]).strip() else at
 
-    def _after_anchor(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that follows a turn.
-
-        The text is encoded after a special token, so that the tokenizer does not treat it as the start of a text.
-        """
-        if self._anchor is None:
-            return self.encode(text)
-        number, anchor = self._anchor
-        ids = self.encode(anchor + text)
-        return ids[1:] if ids[:1] == (number,) else self.encode(text)
-
     def _read_otherwise(self, files: ChatFiles, eos: int | None, added: Container[int]) -> dict[int, str]:
         """Return the model's end-of-sequence ids with their texts if the tokenizer can't be the model's own, else {}.
 
@@ -244,6 +253,40 @@ class ChatFamily(ModelFamily[Options]):
         if at is None or (closing == going_on and ids[at] not in files.end_ids):
             return None
         return ids[at]
+
+
+def continuing(tokenizer: Tokenizer) -> tuple[Tokenizer, bool]:
+    """Return a tokenizer for text that follows other text, and whether the given one also prefixes text after marks.
+
+    The returned tokenizer puts no space before a text and drops none. It is the given one if that does neither. Most
+    tokenizers of the sentencepiece kind prefix only the first words of a text; older ones prefix the words after each
+    added token as well.
+    """
+    named = {name: getattr(tokenizer, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    steps = {name: json.loads(each.__getstate__()) for name, each in named.items() if each is not None}
+    if steps.get("decoder", {}).get("type") == "ByteLevel":
+        del steps["decoder"]  # its setting `add_prefix_space` has no effect
+    kept = {name: _without_prefix(each) for name, each in steps.items()}
+    if kept == steps:
+        return tokenizer, False
+    prefixes = any(kept.get(name) != steps.get(name) for name in ("normalizer", "pre_tokenizer"))
+    prefixes_all = prefixes and '"prepend_scheme": "first"' not in json.dumps(steps.get("pre_tokenizer"))
+    return Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), **kept})), prefixes_all
+
+
+def _without_prefix(step: Any) -> Any:
+    """Return a normalizer, pre-tokenizer or decoder, as in `tokenizer.json`, that neither adds nor drops a first space."""
+    inner = next((key for key in ("normalizers", "pretokenizers", "decoders") if key in step), None)
+    if inner is not None:
+        return {**step, inner: [_without_prefix(each) for each in step[inner] if each["type"] != "Prepend"]}
+    changes = {
+        "Prepend": {"type": "Sequence", "normalizers": []},
+        "Metaspace": {"prepend_scheme": "never"},
+        "ByteLevel": {"add_prefix_space": False},
+        "Strip": {"start": 0} if "start" in step else {"strip_left": False},
+    }  # fmt: skip
+    change = changes.get(step["type"], {})
+    return change if step["type"] == "Prepend" else {**step, **change}
 
 
 def _opening(files: ChatFiles) -> tuple[int, ...]:

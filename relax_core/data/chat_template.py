@@ -124,8 +124,8 @@ class ChatTemplate:
             raise ConfigError(FIELD, got, "name a template that accepts a tool's answer after a turn without calls")
         return rest.removeprefix('"}')
 
-    def turn(self, before: Sequence[Message], message: Message) -> tuple[str, bool]:
-        """Return (text of `message` as the policy's turn after `before`, whether the template wrote the text).
+    def turn(self, before: Sequence[Message], message: Message) -> tuple[str, bool, str]:
+        """Return (text of `message` as the policy's turn after `before`, whether the template wrote it, the prompt).
 
         The template does not write the text if adding the message changes the text of `before`, or drops words of the
         message; the text is then that of the message. If the prompt opens a thought, the text does not open the thought
@@ -143,7 +143,7 @@ class ChatTemplate:
             raise ConfigError(FIELD, got, "remove words or fields, or name a template that writes all parts of a turn")
         text = message.text if said is None else said
         self._check_thought(opened, text)
-        return text, said is not None
+        return text, said is not None, opened
 
     def _written(self, before: Sequence[Message], message: Message, opened: str) -> str | None:
         """Return a turn as the template writes it after `opened`; None if it changes `opened` or drops words."""

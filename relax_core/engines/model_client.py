@@ -94,7 +94,7 @@ class PoolModelClient:
         self._check("temperature", temperature, float, 0)
         self._check("timeout_s", timeout_s, float, 0)
         begin = self._tokens(prompt)
-        ends = [self._family.encode(one) if isinstance(one, str) else tuple(map(index, one)) for one in completions]
+        ends = [self._end(begin, one, prompt == "") for one in completions]
         if not all(ends):
             raise ValueError(f"engine pool {self.name}: completion {ends.index(())} is empty; give text or token ids")
         found = await self.score_rows([begin + end for end in ends], temperature, timeout_s)
@@ -169,6 +169,12 @@ class PoolModelClient:
         if all(isinstance(part, int) for part in prompt):
             return tuple(prompt)  # type: ignore[arg-type]
         raise ValueError(f"engine pool {self.name}: got the prompt {prompt!r:.80}; give text, messages or token ids")
+
+    def _end(self, begin: Sequence[int], completion: str | Sequence[int], begins: bool) -> tuple[int, ...]:
+        """Return the ids of a completion after the prompt `begin`; `begins`: the prompt is empty text."""
+        if not isinstance(completion, str):
+            return tuple(map(index, completion))
+        return self._family.start(completion).tokens[len(begin) :] if begins else self._family.encode(completion)
 
     @asynccontextmanager
     async def _request(self, timeout_s: float, what: str) -> AsyncIterator[None]:

@@ -18,7 +18,6 @@ from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.data.chat import ChatFamily
-from relax_core.data.chat_template import ChatFiles
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 
 SHOWN_TEXT = 60
@@ -49,10 +48,12 @@ def tokenizer_facts(family: ModelFamily) -> dict[str, Any]:
     return {"tokens": family.vocab_size, "foreign": len(family.foreign_tokens), "misread_ends": [*misread.items()]}
 
 
-def task_facts(task: Task, tools: Sequence[Tool], family: ModelFamily, own: Any = None) -> dict[str, Any]:
+def task_facts(
+    task: Task, tools: Sequence[Tool], family: ModelFamily, own: ModelFamily | None = None
+) -> dict[str, Any]:
     """Describe how the prompt of a task is rendered, without its media. `tools`: the tools that the prompt shows.
 
-    `own`: the tokenizer of the model folder if the run uses another one, else None. Keys: `task`; `prompt_faults`, the
+    `own`: the family of the model folder's tokenizer if the run uses another one, else None. Keys: `task`; `prompt_faults`, the
     differences between template and tokens; `other_ids`, the first token that `own` reads otherwise, empty for none
     and None without `own`; for a chat `turn_end`, the token that ends the policy's turn as text, empty for none,
     `user_end`, the stop token that ends a user's turn, `closing`, the text after the policy's turn, and `split_marks`,
@@ -68,12 +69,14 @@ def task_facts(task: Task, tools: Sequence[Tool], family: ModelFamily, own: Any 
     return facts if isinstance(task.prompt, str) else facts | _turn_end(task.prompt, written, family)
 
 
-def own_tokenizer(path: str | Path, tokenizer: str | Path | None) -> Any:
-    """Return the tokenizer of a model folder if the run uses another one, else None; also None for a broken file."""
+def own_tokenizer(path: str | Path, tokenizer: str | Path | None) -> ModelFamily | None:
+    """Return the family of a model folder's tokenizer if the run uses another one, else None; also None for a broken file."""
     if tokenizer is None:
         return None
     try:
-        return ChatFiles.read({"path": str(path)}).tokenizer
+        own = ChatFamily()
+        own.open({"path": str(path)})
+        return own
     except ConfigError:  # the folder has no tokenizer that can be read, and the run needs none
         return None
 
@@ -109,8 +112,8 @@ def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _other_ids(text: str, family: ModelFamily, own: Any) -> str:
-    used, known = family.encode(text), tuple(own.encode(text, add_special_tokens=False).ids)
+def _other_ids(text: str, family: ModelFamily, own: ModelFamily) -> str:
+    used, known = family.encode(text), own.encode(text)
     if used == known:
         return ""
     at = _shared(used, known)

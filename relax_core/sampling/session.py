@@ -499,13 +499,16 @@ class Branch:
             prompt = self._prompt if self._raw else tuple(self.messages)
             tools = self._tools or (() if rendered is None else sample.row_tools)  # None: not the task's own prompt
             rendered = sample.fill_placeholders(family.start(prompt, tools), () if self._raw else self.messages)
-        tokens = rendered.tokens + (family.encode(raw_text) if raw_text else ())
-        root = Rendered(tokens, rendered.media)
-        if root in sample.roots:
-            self._leaf, self._tokens = sample.roots[root], tokens
+        if self._raw and not self._prompt:
+            rendered = family.start(raw_text)
+        elif raw_text:
+            rendered = replace(rendered, tokens=rendered.tokens + family.encode(raw_text))
+        tokens = rendered.tokens
+        if rendered in sample.roots:
+            self._leaf, self._tokens = sample.roots[rendered], tokens
         else:
-            sample.roots[root] = self._grow(Node(None, tokens, sampled=False, media=root.media))
-        self._media, self._num_rendered = root.media, len(self.messages)
+            sample.roots[rendered] = self._grow(Node(None, tokens, sampled=False, media=rendered.media))
+        self._media, self._num_rendered = rendered.media, len(self.messages)
 
     def _grow(self, node: Node) -> int:
         """Add a node after the leaf; return its index."""

@@ -10,25 +10,29 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import jinja2
+from markupsafe import escape
 from tokenizers import Tokenizer
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.api.task import Message, ToolCall
+from relax_core.api.task import Message, Part, ToolCall
 from relax_core.config.model_folder import placeholders
 from relax_core.data.row_tools import COLUMN, RowTool
 from relax_core.data.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"
 MARK = "RELAXTURN"
+MARKS = rf"{MARK.casefold()}\d+(?:[pc]\d+)?x"
+"""Pattern of a mark of `_marked` in small letters."""
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Message fields that hold the thought of an assistant's turn, by the templates of several families."""
@@ -37,6 +41,14 @@ OPENED, CLOSED = re.compile(rf"{_BEGIN}{_NAME}{_END}\s*\Z"), re.compile(rf"{_BEG
 """Patterns of the mark with which a prompt opens or closes the thought of the policy's turn, such as `<think>`."""
 THINKS = re.compile(rf"{_BEGIN}/?{_NAME}{_END}")
 """Pattern of a mark of thoughts anywhere in a text."""
+CLOSES = re.compile(rf"{_BEGIN}/{_NAME}{_END}")
+"""Pattern of a mark that closes a thought anywhere in a text."""
+DATA = r"""(?<!'text': ')(?<!"text": ")(?<!"text":")"""
+"""Pattern of a place that is not inside a list of parts which a template writes as data."""
+SHOWN = 60
+"""Most characters of a message that an error quotes."""
+MAX_FORMS = 4096
+"""Most forms of conversations that a template remembers."""
 MAX_IDS = 1 << 31
 """Upper bound of token ids (exclusive), above every real vocabulary."""
 # Errors that template code raises: jinja's own, and Python's for wrong types inside an expression.
@@ -50,6 +62,11 @@ class ChatTemplate:
 
     To find the text that follows a turn, the conversation is rendered with a mark in place of the turn. Only the text
     after the mark is used, so a template may strip or rewrite earlier turns.
+
+    Invariant: `render` and `after_turn` return no text that lacks words of a new message, but for white space, escapes
+    and thoughts. For each form of a conversation (its roles, and which messages have words and calls), the template is
+    first tried with a mark in place of each message. That finds lost messages of any length, also those whose words
+    are by chance in the template, and the roles whose words are shown only as a list of parts.
     """
 
     def __init__(
@@ -63,6 +80,10 @@ class ChatTemplate:
         """
         self.name, self._text, self._call_id, self._thinking = name, text, call_id, thinking
         self._variables = dict(variables)
+        self._in_parts: frozenset[str] = frozenset()
+        """Roles whose content the template gets as a list of parts, since it does not show their content as text."""
+        self._lost: dict[Hashable, Sequence[int]] = {}
+        """Indices of the messages that the template leaves out, by form of a conversation."""
         try:
             self._template = compiled(text, {"raise_exception": _raise, "strftime_now": now.strftime})
         except jinja2.TemplateSyntaxError as error:
@@ -71,18 +92,34 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), speak: bool = True) -> str:
         """Render the conversation; with `speak`, also open the policy's next turn.
 
-        Raises ConfigError if the template does not read a field of a message, or the tools that a row describes.
+        Raises ConfigError if the template leaves out words or a field of a message, or the tools that a row describes.
         """
-        fields = self._fields(messages)
-        text = self._render(fields, tools, speak)
-        self._check_read(fields)
+
+        def write(messages: Sequence[Message]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+            fields = self._fields(messages)
+            return self._render(fields, tools, speak), fields
+
+        text, fields = self._checked(messages, 0, write, (speak, bool(tools)))
         if any(isinstance(tool, RowTool) for tool in tools) and text == self._render(fields, (), speak):
             got = f"{self.name}, which shows no tools, for a row with {COLUMN}"
             raise ConfigError(FIELD, got, f"name a template that shows tools, or remove the column {COLUMN}")
         return text
 
     def after_turn(self, before: Sequence[Message], appended: Sequence[Message], speak: bool = True) -> str:
-        """Return the text after the policy's turn (the last of `before`); with `speak`, also open its next turn."""
+        """Return the text after the policy's turn (the last of `before`); with `speak`, also open its next turn.
+
+        Raises ConfigError if the template leaves out words or a field of `appended`.
+        """
+
+        def write(messages: Sequence[Message]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+            return self._after_turn(messages[: len(before)], messages[len(before) :], speak)
+
+        return self._checked((*before, *appended), len(before), write, (speak, "after"))[0]
+
+    def _after_turn(
+        self, before: Sequence[Message], appended: Sequence[Message], speak: bool
+    ) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """Return the text after the policy's turn, and the fields of `appended`."""
         spoken = len(before) - 1 if before and before[-1].role == "assistant" else len(before)
         fields = self._fields((*before, *appended))
         earlier, later = fields[:spoken], fields[len(before) :]
@@ -93,16 +130,16 @@ class ChatTemplate:
         while any(mark in str(message) for message in (*earlier, *later)):
             mark += "X"
         try:
-            text = self._render([*earlier, {"role": "assistant", "content": mark}, *later], speak=speak)
+            turn = message_fields(Message("assistant", mark), None, "assistant" in self._in_parts)
+            text = self._render([*earlier, turn, *later], speak=speak)
         except ConfigError:
             if not (before and before[-1].tool_calls and appended and appended[0].role == "tool"):
                 raise
-            return self._after_call(earlier, before[-1].tool_calls, later[0].get("name", ""), mark, later, speak)
+            return self._after_call(earlier, before[-1].tool_calls, later[0].get("name", ""), mark, later, speak), later
         if text.count(mark) != 1:
             got = f"{self.name}, which shows an assistant's turn {text.count(mark)} times"
             raise ConfigError(FIELD, got, "name a template that shows every turn once, or use one turn")
-        self._check_read(later)
-        return text.partition(mark)[2]
+        return text.partition(mark)[2], later
 
     def _after_call(
         self, earlier: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall], answers: str, mark: str,
@@ -115,7 +152,6 @@ class ChatTemplate:
         called = next((call for call in calls if call.name == answers), calls[0])
         marked = message_fields(Message("assistant", "", (replace(called, arguments={mark: mark}),)), self._call_style)
         text = self._render([*earlier, marked, *later], speak=speak)
-        self._check_read(later)
         _, is_shown, rest = text.rpartition(mark)
         if not is_shown or not rest.startswith('"}'):
             got = (
@@ -131,6 +167,8 @@ class ChatTemplate:
         message; the text is then that of the message. If the prompt opens a thought, the text does not open the thought
         again. Raises ConfigError if a tool call or a further field would be missing, or a thought does not fit.
         """
+        if self._reads_parts:
+            self._lost_in((*before, message), 0, lambda tried: (self._render(self._fields(tried), (), False), ()))
         opened = self._render(self._fields(before))
         mark = OPENED.search(opened)
         said = self._written(before, message, opened)
@@ -192,6 +230,85 @@ class ChatTemplate:
             )
             raise ConfigError("data.train", f"{fault}, though {self.name} {state}", fix)
 
+    def _checked(self, messages: Sequence[Message], new: int, write: _Write, form: Hashable) -> _Written:
+        """Write messages, and raise ConfigError if words or fields of `messages[new:]` are missing in the text."""
+        key = (form, new, *map(_form, messages))
+        if key not in self._lost:
+            try:
+                write(messages)
+            except ConfigError:
+                if not self._reads_parts:
+                    raise
+            if len(self._lost) >= MAX_FORMS:
+                self._lost.clear()
+            self._lost[key] = self._lost_in(messages, new, write)
+        text, fields = write(messages)
+        lost = self._lost[key]
+        self._check_read(fields)
+        if (at := next(iter(lost or self._without_words(messages, new, text)), None)) is not None:
+            role, words = messages[at].role, messages[at].text or f"call of {messages[at].tool_calls[0].name!r}"
+            got = f"{self.name}, which leaves out words of a message of {role!r}: {words[:SHOWN]!r}"
+            fix = f"name a template that writes each message of {role!r}, or rename the role to one that it writes"
+            raise ConfigError(FIELD, got, fix)
+        return text, fields
+
+    def _lost_in(self, messages: Sequence[Message], new: int, write: _Write) -> Sequence[int]:
+        """Return the indices from `new` on of messages that the template leaves out, by a trial of their form.
+
+        If it shows the messages of some roles only as lists of parts, give the content of these roles as parts from now
+        on. A form that the template refuses to write with marks loses nothing: the words themselves are searched.
+        """
+        tried = [_marked(message, at) for at, message in enumerate(messages)]
+        before, roles = self._in_parts, {message.role for message in messages}
+        lost = self._lost_marks(tried, new, write)
+        if lost != [] and self._reads_parts:
+            of_lost = {messages[at].role for at in lost or ()}
+            for each in (of_lost or roles, roles, roles - {"system"}):
+                self._in_parts = before | each
+                if self._lost_marks(tried, new, write) == []:
+                    return ()
+            self._in_parts = before
+        return lost or ()
+
+    def _lost_marks(self, tried: Sequence[Message], new: int, write: _Write) -> list[int] | None:
+        """Return the indices from `new` on of marked messages that the template leaves out; None if it refuses them."""
+        try:
+            text = write(tried)[0].casefold()
+        except ConfigError:
+            return None
+        found, shown = [], {*re.findall(MARKS, text)}
+        shown_as_text = {*re.findall(DATA + MARKS, text)}
+        for at, message in enumerate(tried[new:], new):
+            marks = [] if self._shows_words_as_thought(message) else [text for text in _texts(message) if text.strip()]
+            marks += [mark for call in message.tool_calls for mark in call.arguments]
+            if not {mark.casefold() for mark in marks} <= (shown_as_text if message.role in self._in_parts else shown):
+                found.append(at)
+        return found
+
+    def _without_words(self, messages: Sequence[Message], new: int, text: str) -> Iterator[int]:
+        """Yield the indices from `new` on of messages whose words are not in the text, which usually keeps their order."""
+        shown, at = "".join(text.split()), 0
+        for index, message in enumerate(messages[new:], new):
+            if self._shows_words_as_thought(message):
+                continue
+            for words in _texts(message):
+                if message.role == "assistant":  # the template may drop the thought
+                    words = words[max((mark.end() for mark in CLOSES.finditer(words)), default=0) :]
+                for one in chain([words], _escaped(words.strip())):
+                    wanted = "".join(one.split())
+                    place = shown.find(wanted, at)
+                    place = shown.find(wanted) if place < 0 else place
+                    if place >= 0:
+                        at = max(at, place + len(wanted))
+                        break
+                else:
+                    if "".join(words.casefold().split()) not in shown.casefold():  # a template may write capitals
+                        yield index
+
+    def _shows_words_as_thought(self, message: Message) -> bool:
+        """Return True for the words of a turn with a call, which gpt-oss's template drops in later turns as a thought."""
+        return self._thinking and bool(message.tool_calls)
+
     def _check_read(self, fields: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError naming a field of a message that the template did not read in the last rendering."""
         for message in fields:
@@ -202,6 +319,11 @@ class ChatTemplate:
                 others = [other for other in THOUGHT_FIELDS if name in THOUGHT_FIELDS and self._mentions(other)]
                 rename = f"rename the field to {others[0]!r}" if others else "remove the field"
                 raise ConfigError(FIELD, got, f"{rename}, or name a template that shows it")
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """True if the template may read the content of a message as a list of parts."""
+        return self._mentions("text")
 
     def _mentions(self, name: str) -> bool:
         return re.search(rf"""[.'"]{name}\b""", self._text) is not None
@@ -238,7 +360,8 @@ class ChatTemplate:
                 ids |= {made.id: call.id for made, call in zip(calls, message.tool_calls, strict=True)}
                 earlier, unanswered = unanswered | earlier, dict(enumerate(calls, number))
                 message, number = replace(message, tool_calls=tuple(calls)), number + len(calls)
-            fields = message_fields(message, self._call_style if message.tool_calls else None)
+            style = self._call_style if message.tool_calls else None
+            fields = message_fields(message, style, message.role in self._in_parts)
             thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
             # In a turn with words and a call, gpt-oss's template takes no thought, and shows the words as the thought.
             if thought and not (message.tool_calls and thought[2].strip()):
@@ -291,14 +414,16 @@ class CallStyle:
     """Content of a turn that has calls and no words."""
 
 
-def message_fields(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
-    """Return a message as a dict for templates. Empty fields are left out: templates test whether a field exists."""
+def message_fields(message: Message, style: CallStyle | None = None, in_parts: bool = False) -> dict[str, Any]:
+    """Return a message as a dict for templates. Empty fields are left out: templates test whether a field exists.
+
+    `in_parts`: the content is a list of parts also if it is text.
+    """
     style = style or CallStyle()
     content: Any = message.text
-    if not isinstance(message.content, str) and any(part.media for part in message.content):
-        content = [
-            {"type": part.media.kind} if part.media else {"type": "text", "text": part.text} for part in message.content
-        ]
+    parts = (Part(message.content),) if isinstance(message.content, str) else message.content
+    if any(part.media for part in parts) or (in_parts and content):
+        content = [{"type": part.media.kind} if part.media else {"type": "text", "text": part.text} for part in parts]
     fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.name:
         fields["name"] = message.name
@@ -311,6 +436,44 @@ def message_fields(message: Message, style: CallStyle | None = None) -> dict[str
             for call, one in zip(message.tool_calls, written, strict=True)
         ]
     return fields | dict(message.extra)
+
+
+_Written = tuple[str, Sequence[Mapping[str, Any]]]
+"""The text that a template wrote, and the fields of the new messages."""
+_Write = Callable[[Sequence[Message]], _Written]
+
+
+def _texts(message: Message) -> tuple[str, ...]:
+    return (message.content,) if isinstance(message.content, str) else tuple(part.text for part in message.content)
+
+
+def _form(message: Message) -> Hashable:
+    """Return the facts about a message, besides its words, on which it may depend whether a template shows the words."""
+    words = "" if isinstance(message.content, str) else "parts"
+    shows = tuple(bool(text.strip()) for text in _texts(message))
+    return message.role, words, shows, bool(message.name), len(message.tool_calls), tuple(message.extra)
+
+
+def _marked(message: Message, index: int) -> Message:
+    """Return a message with a mark of its own in place of each of its texts and of the arguments of each call."""
+    mark = f"{MARK}{index}"
+    if isinstance(message.content, str):
+        content: Any = f"{mark}X" if message.content.strip() else message.content
+    else:
+        content = tuple(
+            replace(part, text=f"{mark}P{at}X") if part.text.strip() else part
+            for at, part in enumerate(message.content)
+        )
+    calls = [replace(call, arguments={f"{mark}C{at}X": at}) for at, call in enumerate(message.tool_calls)]
+    return replace(message, content=content, tool_calls=tuple(calls))
+
+
+def _escaped(words: str) -> Iterator[str]:
+    """Yield words as templates escape them: in JSON, as Python's repr, in HTML."""
+    yield json.dumps(words)[1:-1]
+    yield json.dumps(words, ensure_ascii=False)[1:-1]
+    yield repr(words)[1:-1]
+    yield str(escape(words))
 
 
 class _ReadFields(dict[str, Any]):

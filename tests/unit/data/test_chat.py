@@ -271,20 +271,23 @@ def test_a_template_is_taken_from_the_configuration_before_the_folder(tmp_path):
 
 def test_a_template_for_tools_is_used_where_there_are_tools(tmp_path):
     write_model(tmp_path, SHAPES["one-line"])
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    named = [
+        {"name": "default", "template": "plain {{ messages[0].content }}"},
+        {"name": "tool_use", "template": "tools {{ messages[0].content }}"},
+    ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     family = open_family(tmp_path)
-    assert family.text((Message("user", "a"),)) == "plain"
-    assert family.text((Message("user", "a"),), (Tool("t"),)) == "tools"
+    assert family.text((Message("user", "a"),)) == "plain a"
+    assert family.text((Message("user", "a"),), (Tool("t"),)) == "tools a"
 
 
 def test_the_extensions_of_transformers_are_known(tmp_path):
     write_model(tmp_path, SHAPES["one-line"])
     template = (
-        "{% for m in messages %}\n  {% if m.role == 'system' %}{% continue %}{% endif %}\n"
+        "{% for m in messages %}\n  {% if not m.content %}{% continue %}{% endif %}\n"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
     )
-    assert open_family(tmp_path, chat_template=template).text((Message("system", "s"), Message("user", "a"))) == "a4"
+    assert open_family(tmp_path, chat_template=template).text((Message("system", ""), Message("user", "a"))) == "a4"
 
 
 @pytest.mark.parametrize(

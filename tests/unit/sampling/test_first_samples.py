@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
+from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
@@ -88,8 +89,8 @@ def test_what_a_tokenizer_cannot_spell_and_what_a_template_leaves_out_are_quoted
     (unspelt,) = task_facts(Task("t1", "s12Ω34="), (), open_family(tmp_path))["prompt_faults"]
     assert unspelt == "the template wrote 's12Ω34=', and its tokens read 's12<unk>34='"
     alone = open_family(tmp_path, chat_template="{{ messages[-1].content }}")
-    (lost,) = task_facts(Task("t2", (Message("system", "be brief"), Message("user", "12"))), (), alone)["prompt_faults"]
-    assert lost == "the template leaves out the system message 'be brief'"
+    with pytest.raises(ConfigError, match="leaves out words of a message of 'system': 'be brief'"):
+        task_facts(Task("t2", (Message("system", "be brief"), Message("user", "12"))), (), alone)
 
 
 def test_another_tokenizer_is_compared_with_the_model_folders_own(tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ class ModelTable(Options):
     """File that holds a Jinja chat template, or the template itself; empty: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = {}
     """Extra variables for the chat template, such as `enable_thinking = false`."""
+    chat_template_date: str | None = None
+    """Date, such as `2026-01-31` or `2026-01-31T12:00:00`, that `strftime_now` shows in the chat templates of all models;
+    absent: the local time at which the run began, also after it is resumed."""
     tool_calls: ToolCallFormat = "auto"
     """Format in which the policy writes tool calls; `auto`: the format that its chat template uses."""
     lora: Lora | None = None

@@ -54,7 +54,7 @@ from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
-from relax_core.runners.launch import Launch, Runner
+from relax_core.runners.launch import STAGES, Launch, Runner
 from relax_core.tensor_files.whole_folder import finish_replacement
 
 RECIPES = "relax.recipes"
@@ -399,19 +399,34 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
 
 def make_launch(
     config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None,
-    epoch: RunEpoch | None = None,
+    epoch: RunEpoch | None = None, began: datetime | None = None,
 ) -> Launch:  # fmt: skip
-    """Return the launch data of a run: plain data that every process receives."""
+    """Return the launch data of a run: plain data that every process receives.
+
+    `began`: the time that chat templates show; None: the start of the run in `directory`, or now if no run is there.
+    """
+    data = config.dump()
+    data["model"].setdefault("chat_template_date", (began or _began(directory)).isoformat(timespec="seconds"))
     return Launch(
         run_id=_run_id(directory, epoch),
         run_dir=str(directory),
-        config=config.dump(),
+        config=data,
         plan=plan,
         plugin_files=tuple(str(path) for path in config.plugins),
         resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
         functions=functions or {},
         epoch=epoch,
     )
+
+
+def _began(directory: Path) -> datetime:
+    """Return the local time at which the run of this directory, or of this stage's directory, began; now without a run."""
+    file = (directory.parents[1] if directory.parent.name == STAGES else directory) / "provenance.json"
+    try:
+        recorded = (read_document(file) or {}).get("began")
+        return datetime.fromisoformat(recorded) if recorded else datetime.fromtimestamp(file.stat().st_mtime)
+    except FileNotFoundError:
+        return datetime.now()
 
 
 def _run_id(directory: Path, epoch: RunEpoch | None) -> str:

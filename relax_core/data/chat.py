@@ -41,7 +41,7 @@ class ChatFamily(ModelFamily[Options]):
     """A model family that renders chats with the files of the model folder."""
 
     def open(self, model: Mapping[str, Any]) -> None:
-        """Read the model folder. Templates that show the date get the date of this call."""
+        """Read the model folder. Templates that show the date get `chat_template_date`, or else the time of this call."""
         files = ChatFiles.read(model)
         self._tokenizer = files.tokenizer
         self._continuing, self._prefixes_all = continuing(files.tokenizer)
@@ -50,7 +50,7 @@ class ChatFamily(ModelFamily[Options]):
         self._added = added = files.tokenizer.get_added_tokens_decoder()
         self._specials = {number for number, token in added.items() if token.special}
         self._marks = {*added, *files.end_ids, *(() if eos is None else (eos,))}
-        now = datetime.now()
+        now = _date(model.get("chat_template_date"))
         shown = files.templates.get("tool_use", files.templates.get("default", ""))
         self._format = call_format(str(model.get("tool_calls") or "auto"), shown)
         self._source = files.template_source
@@ -286,6 +286,15 @@ def _without_prefix(step: Any) -> Any:
     }  # fmt: skip
     change = changes.get(step["type"], {})
     return change if step["type"] == "Prepend" else {**step, **change}
+
+
+def _date(given: str | None) -> datetime:
+    try:
+        return datetime.now() if given is None else datetime.fromisoformat(given)
+    except ValueError as error:
+        raise ConfigError(
+            "model.chat_template_date", repr(given), "write it as YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS"
+        ) from error
 
 
 def _opening(files: ChatFiles) -> tuple[int, ...]:

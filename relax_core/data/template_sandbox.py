@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
-from types import BuiltinMethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any, cast
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -50,7 +50,7 @@ CHECKED = 8
 """Steps between two looks at the clock."""
 _SHALLOW = frozenset((
     "length", "count", "first", "last", "list", "items", "default", "d", "reverse", "attr", "int", "float", "abs",
-    "round", "random",
+    "round",
 ))  # fmt: skip
 """Filters that do not read the items of their values."""
 _LAZY = frozenset(("map", "select", "reject", "selectattr", "rejectattr", "batch", "slice"))
@@ -70,6 +70,8 @@ _TEXTS = (str, bytes)
 _HOLDERS = (list, tuple, dict)
 _ITEMS: Any = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 """Types whose items `_size` counts."""
+_ADDRESSED = (Iterator, BuiltinMethodType, FunctionType, MethodType)
+"""Types whose text has an address of memory."""
 _SLOW = frozenset(("urlize", "wordwrap", "pprint", "striptags"))
 """Filters that accept only short texts."""
 _QUICK = frozenset(("get", "keys", "values", "items"))
@@ -170,6 +172,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.tests |= {name: _reading(cast(Any, self.tests[name])) for name in _READING}
         for name in ("lipsum", "cycler"):  # no chat template needs them
             del self.globals[name]
+        del self.filters["random"]  # its text would differ in each process
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Parse a template; put counters into its loops, macros, literals and concatenations."""
@@ -238,7 +241,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                     if len(text) * times > MAX_REPEATED:
                         raise TemplateError(f"a repetition of more than {MAX_REPEATED} items")
                     work.spend(_size(text, work.limit) * max(0, times))
-        return _made(super().call_binop(context, operator, left, right))
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, set):  # the order of a set would differ in each process
+            result = dict.fromkeys(key for key in left if key in result).keys()
+        return _made(result)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  (as Jinja names them)
         if getattr(__obj, "__self__", None) is __self:  # a counter that `_parse` has put in
@@ -331,6 +337,8 @@ def _drawn(values: Iterator[Any]) -> Iterator[Any]:
 
 def _written(value: Any) -> Any:
     """Count a value that is written as text."""
+    if isinstance(value, _ADDRESSED) and not isinstance(value, LoopContext):
+        raise TemplateError(f"a {type(value).__name__} written as text, which would differ in each process")
     work = _WORK.get()
     work.spend(len(value) if type(value) is str else _size(value, work.limit))
     return value

@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -78,7 +79,8 @@ def rollout(
         if missing:
             with disk_errors(out):
                 (out / TABLE).unlink(missing_ok=True)
-            _sample(config, planned.catalogue, missing, file)
+            began = datetime.fromtimestamp((out / CONFIG).stat().st_mtime)  # a continued folder shows one date
+            _sample(config, planned.catalogue, missing, file, began)
         if file_format == "parquet":
             write_parquet(out / SAMPLES, out / TABLE)
     finally:
@@ -105,9 +107,11 @@ def _open_folder(out: Path, config: str) -> None:
         raise ConfigError("--out", f"{got}{now}", "name a new folder, or give the same files and overrides")
 
 
-def _sample(config: RunConfig, catalogue: Catalogue, groups: Sequence[int], file: SampleFile) -> None:
+def _sample(
+    config: RunConfig, catalogue: Catalogue, groups: Sequence[int], file: SampleFile, began: datetime
+) -> None:  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="relax-rollout-") as scratch:
-        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
+        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), began=began)
         asyncio.run(_sample_groups(launch, catalogue, config, groups, file))
 
 

@@ -99,6 +99,7 @@ def _model_table(run: RunConfig, table: EngineTable) -> dict[str, Any]:
     own = {
         "path": table.path, "dtype": table.dtype or run.model.dtype, "tokenizer": table.tokenizer,
         "chat_template": table.chat_template, "chat_template_kwargs": table.chat_template_kwargs,
+        "chat_template_date": run.model.chat_template_date,
     }  # fmt: skip
     model: dict[str, Any] = type(run.model)(**own).model_dump(mode="json")
     return model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Origin of a run: source revision, interpreter, packages, machine. No environment variables, no secrets.
+"""Origin of a run: time, source revision, interpreter, packages, machine. No environment variables, no secrets.
 
 No library is imported for this: versions come from package metadata, and GPU models from files of the NVIDIA driver.
 """
@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of `provenance.json`; `directory` holds the user's files."""
     return {
+        "began": datetime.now().isoformat(timespec="seconds"),
         "git": git_state(directory),
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
         "packages": packages(),

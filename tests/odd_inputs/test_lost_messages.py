@@ -49,9 +49,8 @@ def test_a_prompt_has_all_words_or_is_refused(case: dict[str, Any], folder: Path
 
 def test_messages_that_follow_a_turn_are_found_or_refused(folder: Path) -> None:
     known = "{% for m in messages %}{% if m.role != 'note' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-    system_first = "{{ messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join }}" + (
-        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    )
+    system_first = "{{ messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join }}"
+    system_first += "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     before = (Message("user", "a"), Message("assistant", "b"))
     for template, role in ((known, "note"), (system_first, "system")):
         family = open_family(folder, chat_template=template)

@@ -137,6 +137,7 @@ SEEN = {
     "model.tokenizer": _of_model("tokenizer", "own-tokenizer", _name_of),
     "model.chat_template": _of_model("chat_template", "{{ messages }}"),
     "model.chat_template_kwargs": _of_model("chat_template_kwargs", {"enable_thinking": False}),
+    "model.chat_template_date": _of_model("chat_template_date", "2026-01-31"),
     "model.tool_calls": _of_model("tool_calls", "hermes"),
     "model.freeze": Seen(["vision"], lambda run: run.actor.model["freeze"], ["vision"]),
     "data.train": Seen("other.jsonl", _questions, {"o"}),
@@ -232,7 +233,9 @@ SEEN |= {  # the trainer is told; what it makes of them, its own tests show
 }
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 TOGETHER = (
-    {"model.tokenizer", "model.chat_template", "model.chat_template_kwargs", "model.tool_calls", "model.freeze"},
+    {"model.freeze"}
+    | {f"model.{name}" for name in ("tokenizer", "tool_calls", "chat_template")}
+    | {"model.chat_template_kwargs", "model.chat_template_date"},
     {name for name in SEEN if name.startswith("model.lora.")},
     {name for name in SEEN if name.startswith("optimizer.")},
     {name for name in SEEN if name.startswith("critic.")},

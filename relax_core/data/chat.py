@@ -112,6 +112,10 @@ class ChatFamily(ModelFamily[Options]):
         if isinstance(before, str):
             return self.ended(self._encode(message.text, self._begins_after(before)))
         said, is_written, opened = self._template_of((*before, message)).turn(before, message)
+        for mark in (self._added[number].content for number in self._stop if number in self._added):
+            if message.text.partition(mark)[2].strip():
+                got = f"an assistant's turn with words after {mark}, which ends a turn"
+                raise ConfigError("data.train", got, f"remove {mark} from the turn, or make two turns of it")
         ids = self._encode(said, self._begins_after(opened))
         if not is_written:
             return self.ended(ids)

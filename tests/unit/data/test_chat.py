@@ -187,6 +187,22 @@ def test_a_turn_that_ends_with_the_next_speaker_is_not_followed_by_it_twice(tmp_
     assert family.delta(before, (Message("observation", "c"),), observation).tokens == spoken
 
 
+def test_a_trained_turn_has_one_end_also_if_the_template_writes_none_or_more(tmp_path):
+    roles = ("<|user|>", "<|assistant|>", "<|end|>", "<|eos|>")
+    family = open_family(write_model(tmp_path, Shape(GLM, roles, "", "<|end|>", ("<|end|>", "<|eos|>"))))
+    asked, answered = (Message("user", "a"),), Message("assistant", "b")
+    ended = (*family.encode("b"), family.stop_tokens[0])
+    assert family.turn(asked, answered) == family.turn("a", answered) == ended
+    rewriting = GLM + "{{ messages | length }}"  # the text before a turn differs from the text that begins the turn
+    assert open_family(tmp_path, chat_template=rewriting).turn(asked, answered) == ended
+    for more in ("<|end|>", "<|end|>\n", "<|end|><|eos|>", "<|end|>\n<|user|>"):
+        writing = GLM.replace("{%- endfor %}", "{% if m.role == 'assistant' %}" + more + "{% endif %}{% endfor %}")
+        writing = open_family(tmp_path, chat_template=writing)
+        assert writing.turn(asked, answered) == writing.turn(asked, Message("assistant", "b<|end|>")) == ended
+        with pytest.raises(ConfigError, match=r"words after <\|end\|>, which ends a turn"):
+            writing.turn(asked, Message("assistant", "b<|end|>c"))
+
+
 def test_words_after_a_turn_are_not_tokenized_as_the_beginning_of_a_text(tmp_path):
     """Tokenizers of the sentencepiece kind put a space before a text's first word only."""
     folder = write_model(

@@ -12,7 +12,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _NEVER_LAST = _names(
-    """mr mrs ms dr prof st mt ft gen col sgt capt lt maj cpl rev hon sen rep gov pres supt messrs mme mlle sra srta dra
+    """mr mrs ms dr prof st mt ft gen col sgt capt lt maj cpl rev hon sen rep gov supt messrs mme mlle sra srta dra
     e.g i.e vs v cf viz approx al fig figs w.r.t a.k.a p.s p.p.s n.b z.b d.h u.a bzw ca resp"""
 )
 """Abbreviations that never end a sentence, without the last dot."""

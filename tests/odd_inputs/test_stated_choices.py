@@ -32,6 +32,7 @@ def test_responses_state_the_choice_in_any_form(row: dict[str, Any]) -> None:
     [
         (["Paris", None], "got 'B': None"),
         (["Paris", ["Rome"]], r"got 'B': \['Rome'\]"),
+        (["Paris", float("nan")], "got 'B': nan"),
         (["Paris", True], "answer True is a truth value"),
         ({"label": "AB", "text": ["x", "y"]}, "needs a list of labels and one of as many texts"),
         ({"label": ["A", "B"], "text": ["x"]}, "needs a list of labels and one of as many texts"),
@@ -49,6 +50,18 @@ def test_a_choice_that_is_null_in_a_table_is_left_out_and_numbers_are_texts() ->
     assert MultipleChoice().gold(task).responses == ("\\boxed{B}", "Answer: B")
     assert MultipleChoice().score(task, trajectory(task, "Answer: 2")) == 1.0
     assert MultipleChoice().score(task, trajectory(task, "Answer: None")) == 0.0
+
+
+@pytest.mark.parametrize(
+    "choices", [["A. Paris", "B. Rome"], {"(A)": "Paris", "(B)": "Rome"}, {"A.": "A) Paris", "B.": "B) Rome"}]
+)
+def test_marks_around_labels_and_labels_before_texts_are_no_part_of_them(choices: object) -> None:
+    task = Task("t", "?", "B", {"choices": choices})
+    for response in ("Answer: B", "Answer: Rome", "(B) Rome", "__B. Rome__", r"\boxed{\textit{B}}"):
+        assert MultipleChoice().score(task, trajectory(task, response)) == 1.0
+    assert MultipleChoice().score(task, trajectory(task, "Answer: Paris")) == 0.0
+    for answer in ("B. Rome", "(B) rome", "Rome"):
+        assert MultipleChoice().gold(Task("t", "?", answer, {"choices": choices})).read == "choice B: Rome"
 
 
 def test_a_gold_text_that_differs_from_others_in_case_alone_is_its_own_choice() -> None:

@@ -28,7 +28,8 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 """Characters of Unicode's private use area that mark a box or a tag in the searched text."""
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKUP = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol|rm|bf)(?![a-zA-Z])|\\[()\[\],;! ]|[*$`{}\"']|(?<!\w)_|_(?!\w)"
+    r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt)|text|emph|underline|mbox|boldsymbol|bm|rm|bf|it)(?![a-zA-Z])|\\[()\[\],;! ]"
+    r"|[*$`{}\"']|(?<!\w)_++|(?<!_)_++(?!\w)"
 )
 _HEDGE = r"(?:[\s,;:/&.()|+-]|\b(?i:or|and|maybe|perhaps|possibly|also|either|both|oder|und|ou|et|o|y)\b|[\u6216\u548c\u3001])*"
 _PHRASE = re.compile(
@@ -123,15 +124,24 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
                     f"task {task.id}: column {name!r} needs a list of labels and one of as many texts; {fix}"
                 )
         elif isinstance(column, Mapping):  # table formats fill missing choices with nulls
-            present = {label: text for label, text in column.items() if text is not None}
+            present = {label: text for label, text in column.items() if text is not None and text == text}
             labels, column = list(present), list(present.values())
         if not isinstance(column, list | tuple) or not 0 < len(column) <= len(labels):
             raise ValueError(f"task {task.id} has no choices in column {name!r}; {fix}")
         choices: dict[str, str] = {}
         for label, text in zip(labels, column, strict=False):
-            if not isinstance(text, str | int | float) or not isinstance(label, str | int) or not str(label).strip():
+            if (
+                not isinstance(text, str | int | float)
+                or text != text
+                or not isinstance(label, str | int)
+                or not str(label).strip()
+            ):
                 raise ValueError(f"task {task.id} has no choices in column {name!r}: got {label!r}: {text!r}; {fix}")
-            choices[str(label).strip()] = text.strip() if isinstance(text, str) else gold_text(task, text)
+            bare = str(label).strip(" ().:[]") or str(label).strip()
+            choices[bare] = text.strip() if isinstance(text, str) else gold_text(task, text)
+        bare_texts = {label: _without_label(label, text) for label, text in choices.items()}
+        if all(bare_texts[label] != text for label, text in choices.items()):
+            choices = bare_texts
         if len({label.casefold() for label in choices}) < min(len(labels), len(column)):
             raise ValueError(f"task {task.id}: column {name!r} repeats a label; {fix}")
         return choices
@@ -161,12 +171,18 @@ def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
         return label
     if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
         return list(choices)[gold]
-    same = [label for label, text in choices.items() if text and text.casefold() == said.casefold()]
-    same = [label for label in same if choices[label] == said] or same
+    texts = {label: _without_label(label, said) for label in choices}
+    same = [label for label, text in choices.items() if text and text.casefold() == texts[label].casefold()]
+    same = [label for label in same if choices[label] == texts[label]] or same
     if len(same) != 1:
         which = "is none of its choices" if not same else f"is the text of {' and '.join(same)}"
         raise ValueError(f"task {task.id}: answer {said!r} {which}, {', '.join(choices)}; correct the answer column")
     return same[0]
+
+
+def _without_label(label: str, text: str) -> str:
+    """Return `Rome` for the label B and the text `B. Rome` or `(B) Rome`; any other text unchanged."""
+    return re.sub(rf"^\(?{re.escape(label)}[).:]\s+", "", text)
 
 
 def final_choice(response: str, choices: Mapping[str, str]) -> str | None:

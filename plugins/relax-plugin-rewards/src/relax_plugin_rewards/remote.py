@@ -140,7 +140,7 @@ def request_body(task: Task, trajectory: Trajectory) -> bytes:
         "truncated": trajectory.outcome is Outcome.TRUNCATED,
     }
     try:
-        return json.dumps(body, default=str, allow_nan=False).encode()
+        return json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"task {task.id} can't be written as JSON: {error}; correct its row") from None
 

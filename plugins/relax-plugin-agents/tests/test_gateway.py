@@ -154,13 +154,17 @@ async def test_calls_of_tools_come_and_go_through_the_client() -> None:
         assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
         call: Any = choice.message.tool_calls[0]
         assert (call.function.name, json.loads(call.function.arguments)) == ("find", {"q": "x"})
+        ids.append(call.id)
         messages += [choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "found"}]
         last = await inside.openai.chat.completions.create(model="policy", messages=messages, tools=[FIND])  # type: ignore[list-item]
         assert last.choices[0].message.content == "end"
 
     said = '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>'
-    (row,) = texts(await sample(agent, Script(said, "end")))
-    assert row == f"[user:a][a:{said.upper()}$][tool:found][a:END$"
+    ids: list[str] = []
+    for _ in range(2):
+        (row,) = texts(await sample(agent, Script(said, "end")))
+        assert row == f"[user:a][a:{said.upper()}$][tool:found][a:END$"
+    assert ids[0] == ids[1], "a prompt may show ids, so equal conversations have equal ids"
 
 
 async def test_a_setting_that_changes_the_distribution_is_refused_without_a_retry() -> None:

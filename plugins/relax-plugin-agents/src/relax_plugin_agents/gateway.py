@@ -369,7 +369,7 @@ class Gateway:
         return JSONResponse({"reward": float(reward), "context": context})
 
     def _turn(self, call: Call, action: Action) -> ModelTurn:
-        number = f"{call.history}_{id(call):x}"
+        number = call.name.replace("/", "_")
         calls = tuple(
             ToolCall(one.name, one.arguments, f"call_{number}_{place}") for place, one in enumerate(action.tool_calls)
         )

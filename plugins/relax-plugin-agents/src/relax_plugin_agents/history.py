@@ -39,6 +39,8 @@ FORKS = {
 class Call:
     """One call to the policy: a branch that takes one turn."""
 
+    name: str
+    """Name of the call, unique in the sample; depends only on the history and on the number of equal calls before."""
     key: str
     """Digest of the call's history, tools, context and limits; equal for a call that a client sends again."""
     branch: Session
@@ -132,7 +134,7 @@ class History:
             if rest:
                 branch.observe(Observation(messages=tuple(_with_own_ids(rest, ids))))
         reason = self._reason(state, rest, digests)
-        call = Call(call_key(request), branch, reason, history, request.context, request.stop, ids=ids)
+        call = Call(name, call_key(request), branch, reason, history, request.context, request.stop, ids=ids)
         if state is not None and not rest:
             call.history, call.said = state.history, state.said
         self._tools.add(digests[0])

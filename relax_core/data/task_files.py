@@ -402,9 +402,16 @@ class ParquetTable(TableFile):
             if filled is not None or column not in self._shown:
                 block.marks.append((leaf.steps, None if filled is False else EMBEDDED))
             elif column not in block.columns:
-                batches = self._file.iter_batches(ROWS_AT_ONCE, [number], [column], use_threads=False)
-                block.columns[column] = [_light(value) for batch in batches for value in batch.column(0)]
+                block.columns[column] = self._read_light(number, column)
         return block
+
+    def _read_light(self, number: int, column: str) -> list[Any]:
+        """Read a column of a row group in small batches, and return its values without the bytes."""
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file:
+            batches = file.iter_batches(ROWS_AT_ONCE, [number], [column], use_threads=False)
+            return [_light(value) for batch in batches for value in batch.column(0)]
 
     def _filled(self, number: int, leaf: UnreadLeaf, table: Any) -> bool | None:
         """Return True if a leaf is never null where its struct is present, False if always, None if unknown."""
@@ -415,7 +422,10 @@ class ParquetTable(TableFile):
             present, absent = _structs(table, leaf.steps[:-1])
         except (LookupError, ValueError, NotImplementedError):  # bytes in a map or another rare type
             return None
-        return {0: True, absent: True, absent + present: False}.get(statistics.null_count)
+        if statistics.null_count in (0, absent):
+            return True
+        is_sound = SAMPLES in leaf.steps  # Parquet counts an array without samples as null
+        return False if statistics.null_count == absent + present and not is_sound else None
 
     def block_rows(self, block: ParquetBlock, start: int, count: int) -> list[dict[str, Any]]:
         try:

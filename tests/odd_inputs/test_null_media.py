@@ -2,12 +2,15 @@
 """A null medium of a table stays null, however it is written; bytes that no row shows never matter."""
 
 import base64
+import random
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from relax_core.data.placeholders import media_of
+from relax_core.data.plain_data import Embedded
+from relax_core.data.task_files import table_files
 from relax_core.media.source import read_source
 from tests.odd_inputs.test_rows import opened, travels, written
 
@@ -91,6 +94,55 @@ def test_the_media_of_a_row_group_without_null_media_are_not_read(tmp_path, monk
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)
     source, bad = opened(path)
     assert not bad and len(source) == 4
+
+
+CONTENT = pa.list_(pa.struct({"text": pa.string(), "image": IMAGE}))
+KINDS = {
+    "bytes": pa.binary(), "structs": IMAGE, "lists": pa.list_(IMAGE), "lists of bytes": pa.list_(pa.binary()),
+    "lists of bytes in structs": pa.list_(BYTES), "lists of lists": pa.list_(pa.list_(IMAGE)), "sounds": SOUND,
+    "messages": pa.list_(pa.struct({"role": pa.string(), "content": CONTENT})),
+}  # fmt: skip
+
+
+def made(kind, draw, nulls):
+    """Return a random value of an Arrow type; `nulls` is the share of nulls at each level."""
+    if draw.random() < nulls:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: made(field.type, draw, nulls) for field in kind}
+    if pa.types.is_list(kind):
+        return [
+            made(kind.value_type, draw, 0.0 if kind == SOUND["array"].type else nulls) for _ in range(draw.randrange(3))
+        ]
+    return (
+        b"x"
+        if pa.types.is_binary(kind)
+        else 1.0
+        if pa.types.is_floating(kind)
+        else 1
+        if pa.types.is_integer(kind)
+        else "a"
+    )
+
+
+def without_media(value):
+    if isinstance(value, dict):
+        return {name: without_media(value[name]) for name in sorted(value)}
+    return (
+        [*map(without_media, value)] if isinstance(value, list) else "bytes" if isinstance(value, Embedded) else value
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_parquet_file_has_the_nulls_of_an_arrow_file(tmp_path, name):
+    draw = random.Random(name)
+    for number, nulls in enumerate((0.0, 0.2, 0.5, 1.0) * 2):
+        column = pa.array([made(KINDS[name], draw, nulls) for _ in range(7)], KINDS[name])
+        table = pa.table({"prompt": ["q"] * 7, "thing": column})
+        parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=3)
+        paths = tmp_path / f"{number}.parquet", written(tmp_path / f"{number}.arrow", table)
+        first, second = (table_files(path, "", ["thing"])[0] for path in paths)
+        assert [without_media(row) for _, row in first.rows()] == [without_media(row) for _, row in second.rows()]
 
 
 def test_a_file_without_statistics_is_read_with_its_nulls(tmp_path):

@@ -207,7 +207,7 @@ class Dataset(RowSet):
             except RowError as error:
                 fix = f"write the same prompt in both, or leave it out of {name!r}"
                 raise ConfigError("data.train", f"{self._source.where(row)}: {error}", fix) from error
-            if rest is not value:
+            if rest is not value or prompt is not task.prompt:
                 task = replace(task, prompt=prompt, metadata={**task.metadata, name: rest})
         return task
 

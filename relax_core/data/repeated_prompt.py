@@ -21,10 +21,14 @@ def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, An
     """Return a row's prompt, and the value of a column with a completion without the prompt that the value repeats.
 
     White space around the texts does not count. A prompt of text becomes the messages that repeat it, and a prompt
-    without a system message gets the one of the completion. Raises RowError for a conversation with another prompt.
+    without a system message gets the one of the completion. An answer at the end of the prompt that is the completion
+    leaves the prompt. Raises RowError for a conversation with another prompt.
     """
     if isinstance(completion, str):
-        return prompt, _continuation(prompt, completion) if isinstance(prompt, str) else completion
+        if isinstance(prompt, str):
+            return prompt, _continuation(prompt, completion)
+        answered = len(prompt) > 1 and prompt[-1].role == "assistant" and prompt[-1].text.strip() == completion.strip()
+        return prompt[:-1] if answered else prompt, completion
     first = completion[0] if isinstance(completion, list) and completion else None
     if not isinstance(first, Mapping) or first.get("role") in ("assistant", "tool"):
         return prompt, completion

@@ -43,6 +43,7 @@ from relax_core.config.layers import (
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
+from relax_core.data.unpacked_file import unpacked
 from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
 from relax_core.engines.factories import AuxiliaryPools
 from relax_core.observe.first_step import FirstStepCheck, first_step_checks
@@ -274,7 +275,8 @@ class GivenSample(NamedTuple):
 def _rows(data: Path, reward: str, needs: Sequence[str], label: str) -> Iterator[GivenSample]:
     """Yield the tasks and samples of a file: one JSON object per line, or the single object of a `.json` file."""
     try:
-        content = data.read_bytes()
+        with unpacked(data)[0] as file:
+            content = file.read()
     except OSError as error:
         raise ConfigError("--data", data, f"can't be read ({error.strerror}); name a JSON lines file") from error
     for number, line in enumerate([content] if data.suffix == ".json" else content.split(b"\n"), 1):

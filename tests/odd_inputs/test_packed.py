@@ -18,6 +18,7 @@ from relax_core.api import ConfigError
 from relax_core.cli.main import app
 from relax_core.data.placeholders import media_of
 from relax_core.data.task_files import Files
+from relax_core.diagnostics.try_run import _rows
 from relax_core.media.source import read_source
 from tests.odd_inputs.test_rows import opened, travels, written
 
@@ -48,6 +49,12 @@ def test_a_bad_row_of_a_compressed_file_is_named_by_its_line(tmp_path):
     assert opened(path)[1] == {"3": "'prompt' is a number, not text or a list of messages"}
     result = CliRunner().invoke(app, ["data", "check", str(path)])
     assert result.exit_code == 2 and f"{path}:3" in result.stdout and "1 usable, 1 bad" in result.stdout
+
+
+def test_relax_try_reads_compressed_rows(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "q", "response": "r"}\n'))
+    assert [row.sample.response for row in _rows(path, "exact", (), "")] == ["r"]
 
 
 def test_media_of_a_compressed_file_travel_in_their_tasks(tmp_path):

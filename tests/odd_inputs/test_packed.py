@@ -28,7 +28,9 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-@pytest.mark.parametrize(("suffix", "data"), [("jsonl", LINES), ("json", json.dumps(ROWS).encode())])
+@pytest.mark.parametrize(
+    ("suffix", "data"), [("jsonl", LINES), ("json", json.dumps(ROWS).encode())], ids=["lines", "list"]
+)
 def test_a_compressed_file_is_read_in_any_order(tmp_path, packer, suffix, data):
     path = tmp_path / f"train.{suffix}.{packer}"
     path.write_bytes(PACKERS[packer](data[: len(data) // 2]) + PACKERS[packer](data[len(data) // 2 :]))

@@ -38,7 +38,7 @@ def context_reason(folder: Path) -> str:
     even = even_context(_known(folder))
     if even is None:
         return ""
-    return f" by original_max_position_embeddings = {even}: beyond it, longrope changes all rows that share a batch"
+    return f" (longrope in config.json: beyond original_max_position_embeddings = {even}, a row changes all rows of its batch)"
 
 
 def bounded_context(folder: Path) -> int:

@@ -207,7 +207,7 @@ def test_rows_that_would_change_the_positions_of_their_neighbours_are_refused(
     text = {"max_position_embeddings": 64, **keys}
     (folder / "model/config.json").write_text(json.dumps({"text_config": text} if nested else text))
     reason = (
-        "the model's context is 16 tokens by original_max_position_embeddings = 16: beyond it, longrope changes all"
+        "context is 16 tokens (longrope in config.json: beyond original_max_position_embeddings = 16, a row changes"
     )
     said = refused(catalogue, "rollout.max_new_tokens=16")
     assert "rollout.max_new_tokens (command line): got 16" in said and reason in said

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 SHOWN_BAD_ROWS = 50
 FIRST_ROWS = 2
 """Rows whose rendered prompt `check` shows."""
+PROVED_ROWS = 100
+"""First rows whose tokens `check` proves to have the words of the row."""
 SHOWN_CHARS = 600
 SEPARATOR = "│"
 
@@ -48,7 +52,7 @@ def check(
     Also count the rows that repeat an earlier row, and the tasks of evaluation sets that are in the training file. With a
     model, also show the rendered prompt and the trained text of the first rows. The exit code is 2 if a row is unusable.
     """
-    from relax_core.cli.data_survey import data_files, survey, survey_overlap
+    from relax_core.cli.data_survey import data_files, survey, survey_faults, survey_overlap
 
     reports, trained = [], None
     for found in data_files(file, model, reward):
@@ -56,7 +60,9 @@ def check(
         survey_overlap(found, result, trained)
         if found.evaluated is None:
             trained = found, result
-        reports.append({**_report(result), "first": _first(found, sorted(result.rows)[:FIRST_ROWS])})
+        first = _first(found, sorted(result.rows)[:FIRST_ROWS])
+        survey_faults(found, result, sorted(result.rows)[:PROVED_ROWS])
+        reports.append({**_report(result), "first": first})
     if as_json:
         say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
     else:
@@ -239,10 +245,10 @@ def _cut(text: str) -> str:
 
 
 def _trained(family: Any, written: Any) -> Iterator[str]:
-    """Yield the text of each trained token."""
-    for token, mask in zip(written.tokens, written.mask, strict=True):
-        if mask:
-            yield family.decode((token,), skip_special=False)
+    """Yield the text of each sequence of trained tokens."""
+    for trained, pairs in groupby(zip(written.tokens, written.mask, strict=True), key=itemgetter(1)):
+        if trained:
+            yield family.decode([token for token, _ in pairs], skip_special=False)
 
 
 def _print_shown(shown: dict[str, Any]) -> None:

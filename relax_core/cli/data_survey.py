@@ -344,6 +344,16 @@ def survey_overlap(found: DataFile, result: Survey, trained: tuple[DataFile, Sur
         result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
 
 
+def survey_faults(found: DataFile, result: Survey, rows: Sequence[int]) -> None:
+    """Prove the tokens of usable rows, and mark a row with a fault as bad. Without a model, nothing is proved."""
+    if found.tasks is None:
+        return
+    for row in rows:
+        if fault := next(found.tasks.faults(row), ""):
+            fix = "name the template and the tokenizer with which the model was trained, or correct the row"
+            result.refuse(row, BadRow(found.source.where(row), fault, "model.chat_template", fix))
+
+
 @dataclass(frozen=True, slots=True)
 class _SourceRows:
     """The rows of a task source without a configuration, to be compared."""

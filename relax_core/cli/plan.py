@@ -336,7 +336,7 @@ def try_(
     PROGRAM as the agent and shows its model calls as a tree.
     """
     from relax_core.diagnostics.try_run import label_agreement, try_reward, try_run_reward, try_tasks, with_agent
-    from relax_core.observe.first_step import fault_lines, passed_line
+    from relax_core.observe.first_step import ROUND_TRIP, fault_lines, passed_line
 
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
@@ -378,6 +378,8 @@ def try_(
     if as_json:
         for fault in fault_lines(checks):
             say(fault, err=True)
+    if any(check.name == ROUND_TRIP and check.state == "failed" for check in checks):
+        raise typer.Exit(2)
 
 
 def _record_text(record: dict[str, Any], tree: bool = False, first: bool = False) -> str:

@@ -245,7 +245,10 @@ class ChatTemplate:
         text, fields = write(messages)
         lost = self._lost[key]
         self._check_read(fields)
-        if (at := next(iter(lost or self._without_words(messages, new, text)), None)) is not None:
+        said = [replace(each, content="") if self._shows_words_as_thought(each) else each for each in messages[new:]]
+        lost = lost or [new + index for index in missing_words(said, text)]
+        if lost:
+            at = lost[0]
             role, words = messages[at].role, messages[at].text or f"call of {messages[at].tool_calls[0].name!r}"
             got = f"{self.name}, which leaves out words of a message of {role!r}: {words[:SHOWN]!r}"
             fix = f"name a template that writes each message of {role!r}, or rename the role to one that it writes"
@@ -284,26 +287,6 @@ class ChatTemplate:
             if not {mark.casefold() for mark in marks} <= (shown_as_text if message.role in self._in_parts else shown):
                 found.append(at)
         return found
-
-    def _without_words(self, messages: Sequence[Message], new: int, text: str) -> Iterator[int]:
-        """Yield the indices from `new` on of messages whose words are not in the text, which usually keeps their order."""
-        shown, at = "".join(text.split()), 0
-        for index, message in enumerate(messages[new:], new):
-            if self._shows_words_as_thought(message):
-                continue
-            for words in _texts(message):
-                if message.role == "assistant":  # the template may drop the thought
-                    words = words[max((mark.end() for mark in CLOSES.finditer(words)), default=0) :]
-                for one in chain([words], _escaped(words.strip())):
-                    wanted = "".join(one.split())
-                    place = shown.find(wanted, at)
-                    place = shown.find(wanted) if place < 0 else place
-                    if place >= 0:
-                        at = max(at, place + len(wanted))
-                        break
-                else:
-                    if "".join(words.casefold().split()) not in shown.casefold():  # a template may write capitals
-                        yield index
 
     def _shows_words_as_thought(self, message: Message) -> bool:
         """Return True for the words of a turn with a call, which gpt-oss's template drops in later turns as a thought."""
@@ -466,6 +449,28 @@ def _marked(message: Message, index: int) -> Message:
         )
     calls = [replace(call, arguments={f"{mark}C{at}X": at}) for at, call in enumerate(message.tool_calls)]
     return replace(message, content=content, tool_calls=tuple(calls))
+
+
+def missing_words(messages: Sequence[Message], text: str) -> Iterator[int]:
+    """Yield the indices of messages whose words are not in the text, but for thoughts, white space, escapes and capitals.
+
+    The messages are searched where the last one ended, since a text usually has them in their order.
+    """
+    shown, at = "".join(text.split()), 0
+    for index, message in enumerate(messages):
+        for words in _texts(message):
+            if message.role == "assistant":  # the template may drop the thought
+                words = words[max((mark.end() for mark in CLOSES.finditer(words)), default=0) :]
+            for one in chain([words], _escaped(words.strip())):
+                wanted = "".join(one.split())
+                place = shown.find(wanted, at)
+                place = shown.find(wanted) if place < 0 else place
+                if place >= 0:
+                    at = max(at, place + len(wanted))
+                    break
+            else:
+                if "".join(words.casefold().split()) not in shown.casefold():
+                    yield index
 
 
 def _escaped(words: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import NO_BOUND, bounded_context
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.repeated_prompt import Text, without_prompt
+from relax_core.data.row_proof import SPEAKER, example_faults
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, charged_to, check_placeholders
@@ -33,7 +34,6 @@ from relax_core.media.access import SourceAccess
 from relax_core.media.store import key_bytes
 
 TrainOn = Literal["completion", "all"]
-SPEAKER = "assistant"
 Hold = Callable[[Rendered, Sequence[Message]], Rendered]
 """A function that expands each medium's single placeholder in a rendering to as many tokens as the medium takes."""
 
@@ -190,6 +190,13 @@ class Dataset(RowSet):
     def prompt(self, index: int) -> Rendered:
         """Return the tokens of a row's first example, for display."""
         return Rendered(self.examples(index)[0].tokens)
+
+    def faults(self, index: int) -> Iterator[str]:
+        row = self._kept[index]
+        task = self._task(row)
+        tools, texts = self._row_tools(task, row), self._texts(task, row)
+        for text, made in zip(texts, self._examples(row), strict=True):
+            yield from example_faults(self.family, task.prompt, text, tools, made.tokens, made.mask)
 
     def examine(self, row: int) -> Rendered | None:
         if not self._usable(row):

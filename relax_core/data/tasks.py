@@ -32,6 +32,7 @@ from relax_core.data.chat_template import THINKS
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.placeholders import media_of, misplaced
 from relax_core.data.plain_data import plain
+from relax_core.data.row_proof import prompt_faults
 from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
 from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.data.task_row import RowError
@@ -140,6 +141,10 @@ class RowSet(ABC):
                 f"{held} of {len(self)} {rows} are held out for evaluation; set [[eval.sets]] to use a separate set"
             )
         return said
+
+    @abstractmethod
+    def faults(self, index: int) -> Iterator[str]:
+        """Yield the faults that the proof of a row's tokens finds."""
 
     @abstractmethod
     def examine(self, row: int) -> Rendered | None:
@@ -334,6 +339,12 @@ class TaskSet(RowSet):
         """Return the tools that the prompt of a task shows."""
         row = self._kept[index]
         return self._shown_tools(self._task(row), row)
+
+    def faults(self, index: int) -> Iterator[str]:
+        row = self._kept[index]
+        task = self._task(row)
+        tools = self._shown_tools(task, row)
+        return prompt_faults(self.family, task.prompt, tools, self._start(task, row, tools).tokens)
 
     def examine(self, row: int) -> Rendered | None:
         return self._render(self._task(row), row, self._limit) if self._usable(row) else None

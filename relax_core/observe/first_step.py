@@ -27,6 +27,8 @@ MOST_OUTPAID = 0.5
 """Largest fraction of tasks in which a sample may earn more than the task's own answer."""
 MOST_FOREIGN = 0.01
 """Largest share of the tokenizer's tokens that the model may lack: a few added tokens, not another vocabulary."""
+ROUND_TRIP = "the template round trip is exact"
+"""Name of the check that proves the tokens of the first tasks against their rows."""
 MOST_TASKS = 8
 """Number of tasks of step 1 that the rollout describes."""
 SHOWN = 2
@@ -135,7 +137,7 @@ def _tokenizer(facts: Facts) -> FirstStepCheck:
 
 
 def _template(facts: Facts) -> FirstStepCheck:
-    name, stops = "the template round trip is exact", dict(facts.get("stops", ()))
+    name, stops = ROUND_TRIP, dict(facts.get("stops", ()))
     tasks = [task for task in facts.get("tasks", ()) if "prompt_faults" in task]
     if not tasks:
         return _inapplicable(name, "the run renders no prompts")

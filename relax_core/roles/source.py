@@ -23,6 +23,7 @@ from relax_core.data.dataset import Dataset, Example, HeldOut, open_held_out, op
 from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.data.placeholders import MediaRefused
+from relax_core.observe.first_step import MOST_TASKS
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due
 from relax_core.sampling.failures import SampleFailures, keep_sample
@@ -60,7 +61,7 @@ class RowSource(Role):
         async with opened_media_pipeline(context, self._dataset.family) as self._media:
             self._failures = SampleFailures(context.config, context.run_dir)
             context.doing("ready", rows=len(self._train), failures=self._failures.facts)
-            await context.run_status.emit(FirstStepSeen(self.name, {"stops": stops(self._dataset.family)}))
+            await context.run_status.emit(FirstStepSeen(self.name, await asyncio.to_thread(self._first_facts)))
             while not context.stopping:
                 await context.pause_point()
                 # No weights sampled these rows, so they are never stale: ask as an engine at the last version would.
@@ -72,6 +73,12 @@ class RowSource(Role):
                     await self._put(issues)
                 elif (await context.bus.version()).step >= context.config.steps:
                     return
+
+    def _first_facts(self) -> dict[str, Any]:
+        """Describe the first rows for the checks of step 1."""
+        rows, first = self._dataset, self._train[:MOST_TASKS]
+        proved = [{"task": rows.where(index), "prompt_faults": [*rows.faults(index)]} for index in first]
+        return {"stops": stops(rows.family), "tasks": proved}
 
     async def _put(self, issues: Sequence[Issue]) -> None:
         context = self._context

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.data.chat import ChatFamily
+from relax_core.data.row_proof import SHOWN_TEXT, prompt_faults, shared
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 
-SHOWN_TEXT = 60
-"""Most characters of a text that the facts quote."""
 PROBE = "x"
 """Text of the turns with which the end of a turn is rendered."""
 OTHER_PROBE = "1"
@@ -60,10 +58,9 @@ def task_facts(
     texts like special tokens that are several tokens: (text, count).
     """
     tokens = family.start(task.prompt, tools).tokens
-    read = family.decode(tokens, skip_special=False), family.decode(tokens[1:], skip_special=False)
-    written = family.text(task.prompt, tools) if isinstance(family, ChatFamily) else read[0]
+    written = family.text(task.prompt, tools) if isinstance(family, ChatFamily) else family.decode(tokens, False)
     facts: dict[str, Any] = {
-        "task": task.id, "prompt_faults": [*_faults(task, written, read)],
+        "task": task.id, "prompt_faults": [*prompt_faults(family, task.prompt, tools, tokens)],
         "other_ids": None if own is None else _other_ids(written, family, own),
     }  # fmt: skip
     return facts if isinstance(task.prompt, str) else facts | _turn_end(task.prompt, written, family)
@@ -81,36 +78,11 @@ def own_tokenizer(path: str | Path, tokenizer: str | Path | None) -> ModelFamily
         return None
 
 
-def _faults(task: Task, written: str, read: Sequence[str]) -> Iterator[str]:
-    """Yield the first difference between the template's text and the tokens' text.
-
-    `read`: the text of all tokens, and that without the first token, which may begin a sequence and stand for no text.
-    """
-    wanted, texts = _plain(written), [*map(_plain, read)]
-    if wanted not in texts:
-        at, got = max((_shared(wanted, text), text) for text in texts)
-        start = max(0, at - SHOWN_TEXT // 4)
-        yield (
-            f"the template wrote {wanted[start : start + SHOWN_TEXT]!r}, "
-            f"and its tokens read {got[start : start + SHOWN_TEXT]!r}"
-        )
-
-
-def _plain(text: str) -> str:
-    """Return a text in one form and without white space, which templates and tokenizers may change."""
-    return "".join(unicodedata.normalize("NFKC", text).split())
-
-
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the common beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _other_ids(text: str, family: ModelFamily, own: ModelFamily) -> str:
     used, known = family.encode(text), own.encode(text)
     if used == known:
         return ""
-    at = _shared(used, known)
+    at = shared(used, known)
     if at == min(len(used), len(known)):
         return f"{len(used)} tokens instead of {len(known)}"
     shown = family.decode(used[at : at + 1], skip_special=False)
@@ -129,7 +101,7 @@ def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> d
     except RelaxError:
         return {}
     dropped = closing[: len(closing) - len(after)]  # the family drops the end of a turn that the policy has sampled
-    before = _shared(closing, other)  # a stop token after this place may end the user's turn
+    before = shared(closing, other)  # a stop token after this place may end the user's turn
     end = dropped[-1:] or tuple(token for token in closing[:before] if token in stop)[:1]
     user_end = tuple(token for token in closing[before:] if token in stop)[:1]
     said = "".join(message.text for message in prompt)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
 from relax_core.data.chat import ChatFamily
+from relax_core.data.dataset import example
+from relax_core.data.row_proof import example_faults, prompt_faults
 from tests.odd_inputs.family_templates import FAMILIES
 from tests.unit.data.test_tool_calls import open_family
 
@@ -50,6 +53,21 @@ def test_a_step_is_exact_or_refused(families: dict[str, ChatFamily], family: str
             step(families[family], name)
     else:
         assert step(families[family], name) == wanted
+
+
+@pytest.mark.parametrize("family", STEPS)
+def test_the_proof_of_a_row_finds_no_fault(families: dict[str, ChatFamily], family: str) -> None:
+    thought = Message("assistant", "<think>\nso\n</think>\n\na b")
+    rows: list[tuple[Message, ...]] = [
+        (ASKED, thought), (ASKED, thought, Message("user", "r "), thought), (ASKED, SAID), (ASKED, SAID, ASKED, SAID),
+        (Message("system", "Be brief."), ASKED, Message("assistant", " 4\n"), ASKED),
+    ]  # fmt: skip
+    for messages in rows:
+        with suppress(ConfigError):  # the answer has no thought, though the prompt opens one
+            made = example(families[family], messages, None)
+            assert [*example_faults(families[family], messages, None, (), made.tokens, made.mask)] == []
+            shown = families[family].start(messages[:1]).tokens
+            assert [*prompt_faults(families[family], messages[:1], (), shown)] == []
 
 
 @pytest.mark.parametrize("family", STEPS)

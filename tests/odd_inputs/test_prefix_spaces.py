@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from relax_core.api.family import Rendered
 from relax_core.api.task import Message, Task
 from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
+from relax_core.data.row_proof import example_faults
 from relax_core.engines.requests import stop_end
 from relax_core.sampling.first_samples import task_facts
 from relax_core.sampling.session import Branch, Limits, Sample
@@ -106,6 +108,7 @@ def test_a_plain_answer_is_encoded_as_in_the_whole_text(folder: Path, answer: st
     trained = [token for token, mask in zip(made.tokens, made.mask, strict=True) if mask]
     assert family.decode(trained) == text == family.parse(trained)[0]
     assert family.decode(family.encode(text)) == text
+    assert [*example_faults(family, "2+2=", answer, (), made.tokens, made.mask)] == []
 
 
 def test_a_text_that_begins_with_the_answer_begins_as_the_tokenizer_begins_it(folder: Path) -> None:
@@ -127,6 +130,8 @@ def test_the_turns_of_a_chat_are_encoded_as_in_the_whole_text(folder: Path, temp
     assert tokens == whole(tokenizer, text)
     assert family.parse(said)[0].strip() == answer
     assert task_facts(Task("t", messages[:3]), (), family, family)["prompt_faults"] == []
+    made = example(family, messages, None)
+    assert made.tokens == tokens and [*example_faults(family, messages, None, (), made.tokens, made.mask)] == []
     ended, cut = (family.delta(messages[:2], messages[2:3], last).tokens for last in (None, family.encode("a")[0]))
     assert cut[len(cut) - len(ended) :] == ended
 
@@ -148,3 +153,21 @@ def test_observations_after_a_plain_prompt_are_encoded_as_in_the_whole_text(fold
         branch.append((Message("user", more),))
         branch.begin()
         assert sample.forest[0].tokens == (tokenizer.token_to_id("<s>"), *whole(tokenizer, prompt + more))
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [("2+2=", " 4"), ((Message("user", "2+2"),), "4")])
+def test_the_proof_of_a_row_finds_a_space_and_a_word_that_the_row_does_not_have(
+    folder: Path, prompt: Any, answer: str
+) -> None:
+    family, tokenizer = opened(folder)
+    made = example(family, prompt, answer)
+    given = made.mask.index(1)
+    proof = partial(example_faults, family, prompt, answer, ())
+    assert [*proof(made.tokens, made.mask)] == []
+    space = tokenizer.token_to_id(SPACE)
+    (fault,) = proof((*made.tokens[:given], space, *made.tokens[given:]), (*made.mask[:given], 1, *made.mask[given:]))
+    assert fault.startswith("the tokens of the whole text read")
+    lost = proof((*made.tokens[:given], *made.tokens[-1:]), (*made.mask[:given], 1))
+    assert [text[:20] for text in lost] == ["the tokens leave out", "the trained tokens r"]
+    untrained = proof(made.tokens, (*made.mask[:given], 0, *made.mask[given + 1 :]))
+    assert any("without words of" in fault for fault in untrained) or answer == " 4"

@@ -6,6 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from relax_contrib.recipes.quickstart.model import save_tokenizer as quickstart
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
 from tests.ascii_tokenizer import save_ascii_tokenizer
@@ -99,6 +100,17 @@ def test_with_a_model_the_check_reports_lengths_and_template_errors(folder):
     assert report["tokens"] == {"min": 1, "p50": 2, "p90": 3, "p99": 3, "max": 40}
     assert (report["usable"], report["skipped"]) == (4, 0)
     assert report["bad"][0]["where"].endswith(":5") and "odd" in report["bad"][0]["reason"]
+
+
+def test_a_first_row_whose_tokens_lack_its_words_is_bad(folder):
+    quickstart(folder / "model")
+    path = write(folder, {"prompt": "s12="}, {"prompt": "s1\N{GREEK CAPITAL LETTER OMEGA}2="})
+    result = relax("check", path, "--model", folder / "model")
+    assert result.exit_code == 2 and "1 usable, 1 bad" in result.stdout
+    assert (
+        f"{path}:2: the template wrote 's1\N{GREEK CAPITAL LETTER OMEGA}2=', and its tokens read 's1<unk>2='"
+        in result.stdout
+    )
 
 
 def test_a_prompt_is_shown_with_its_tokens_apart(folder):

@@ -10,41 +10,30 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import jinja2
-from markupsafe import escape
 from tokenizers import Tokenizer
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, Part, ToolCall
 from relax_core.config.model_folder import placeholders
+from relax_core.data.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
 from relax_core.data.row_tools import COLUMN, RowTool
 from relax_core.data.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"
-MARK = "RELAXTURN"
-MARKS = rf"{MARK.casefold()}\d+(?:[pc]\d+)?x"
-"""Pattern of a mark of `_marked` in small letters."""
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Message fields that hold the thought of an assistant's turn, by the templates of several families."""
-_BEGIN, _NAME, _END = r"([<\[\u25c1]\|?)", r"((?i:(?:seed:)?think(?:ing)?|thought|reasoning))", r"(\|?[>\]\u25b7])"
-OPENED, CLOSED = re.compile(rf"{_BEGIN}{_NAME}{_END}\s*\Z"), re.compile(rf"{_BEGIN}/{_NAME}{_END}\s*\Z")
+OPENED, CLOSED = re.compile(rf"{BEGIN}{NAME}{END}\s*\Z"), re.compile(rf"{BEGIN}/{NAME}{END}\s*\Z")
 """Patterns of the mark with which a prompt opens or closes the thought of the policy's turn, such as `<think>`."""
-THINKS = re.compile(rf"{_BEGIN}/?{_NAME}{_END}")
-"""Pattern of a mark of thoughts anywhere in a text."""
-CLOSES = re.compile(rf"{_BEGIN}/{_NAME}{_END}")
-"""Pattern of a mark that closes a thought anywhere in a text."""
-DATA = r"""(?<!'text': ')(?<!"text": ")(?<!"text":")"""
-"""Pattern of a place that is not inside a list of parts which a template writes as data."""
 SHOWN = 60
 """Most characters of a message that an error quotes."""
 MAX_FORMS = 4096
@@ -95,8 +84,8 @@ class ChatTemplate:
         Raises ConfigError if the template leaves out words or a field of a message, or the tools that a row describes.
         """
 
-        def write(messages: Sequence[Message]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-            fields = self._fields(messages)
+        def write(messages: Sequence[Message], in_parts: Set[str]) -> _Written:
+            fields = self._fields(messages, in_parts)
             return self._render(fields, tools, speak), fields
 
         text, fields = self._checked(messages, 0, write, (speak, bool(tools)))
@@ -111,17 +100,17 @@ class ChatTemplate:
         Raises ConfigError if the template leaves out words or a field of `appended`.
         """
 
-        def write(messages: Sequence[Message]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-            return self._after_turn(messages[: len(before)], messages[len(before) :], speak)
+        def write(messages: Sequence[Message], in_parts: Set[str]) -> _Written:
+            return self._after_turn(messages[: len(before)], messages[len(before) :], speak, in_parts)
 
         return self._checked((*before, *appended), len(before), write, (speak, "after"))[0]
 
     def _after_turn(
-        self, before: Sequence[Message], appended: Sequence[Message], speak: bool
-    ) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        self, before: Sequence[Message], appended: Sequence[Message], speak: bool, in_parts: Set[str]
+    ) -> _Written:
         """Return the text after the policy's turn, and the fields of `appended`."""
         spoken = len(before) - 1 if before and before[-1].role == "assistant" else len(before)
-        fields = self._fields((*before, *appended))
+        fields = self._fields((*before, *appended), in_parts)
         earlier, later = fields[:spoken], fields[len(before) :]
         for message in earlier:  # some templates refuse a conversation in which a turn has several calls
             if "tool_calls" in message:
@@ -130,7 +119,7 @@ class ChatTemplate:
         while any(mark in str(message) for message in (*earlier, *later)):
             mark += "X"
         try:
-            turn = message_fields(Message("assistant", mark), None, "assistant" in self._in_parts)
+            turn = message_fields(Message("assistant", mark), None, "assistant" in in_parts)
             text = self._render([*earlier, turn, *later], speak=speak)
         except ConfigError:
             if not (before and before[-1].tool_calls and appended and appended[0].role == "tool"):
@@ -168,7 +157,11 @@ class ChatTemplate:
         again. Raises ConfigError if a tool call or a further field would be missing, or a thought does not fit.
         """
         if self._reads_parts:
-            self._lost_in((*before, message), 0, lambda tried: (self._render(self._fields(tried), (), False), ()))
+
+            def write(messages: Sequence[Message], in_parts: Set[str]) -> _Written:
+                return self._render(self._fields(messages, in_parts), (), False), ()
+
+            self._lost_in((*before, message), 0, write, "turn")
         opened = self._render(self._fields(before))
         mark = OPENED.search(opened)
         said = self._written(before, message, opened)
@@ -232,65 +225,63 @@ class ChatTemplate:
 
     def _checked(self, messages: Sequence[Message], new: int, write: _Write, form: Hashable) -> _Written:
         """Write messages, and raise ConfigError if words or fields of `messages[new:]` are missing in the text."""
-        key = (form, new, *map(_form, messages))
-        if key not in self._lost:
-            try:
-                write(messages)
-            except ConfigError:
-                if not self._reads_parts:
-                    raise
-            if len(self._lost) >= MAX_FORMS:
-                self._lost.clear()
-            self._lost[key] = self._lost_in(messages, new, write)
-        text, fields = write(messages)
-        lost = self._lost[key]
+        lost = self._lost_in(messages, new, write, form)
+        text, fields = write(messages, self._in_parts)
         self._check_read(fields)
-        said = [replace(each, content="") if self._shows_words_as_thought(each) else each for each in messages[new:]]
+        said = [self._shown_words(each) for each in messages[new:]]
         lost = lost or [new + index for index in missing_words(said, text)]
         if lost:
-            at = lost[0]
-            role, words = messages[at].role, messages[at].text or f"call of {messages[at].tool_calls[0].name!r}"
+            message = messages[lost[0]]
+            role, words = message.role, message.text or f"call of {message.tool_calls[0].name!r}"
             got = f"{self.name}, which leaves out words of a message of {role!r}: {words[:SHOWN]!r}"
             fix = f"name a template that writes each message of {role!r}, or rename the role to one that it writes"
             raise ConfigError(FIELD, got, fix)
         return text, fields
 
-    def _lost_in(self, messages: Sequence[Message], new: int, write: _Write) -> Sequence[int]:
-        """Return the indices from `new` on of messages that the template leaves out, by a trial of their form.
+    def _lost_in(self, messages: Sequence[Message], new: int, write: _Write, form: Hashable) -> Sequence[int]:
+        """Return the indices from `new` on of messages that the template leaves out, by one trial of their form.
+
+        Raises ConfigError, without a trial, if the template refuses the messages and does not read parts.
+        """
+        key = (form, new, *map(form_of, messages))
+        lost = self._lost.get(key)
+        if lost is None:
+            if not self._reads_parts:
+                write(messages, self._in_parts)
+            lost = self._tried(messages, new, write)
+            if len(self._lost) >= MAX_FORMS:
+                self._lost.clear()
+            self._lost[key] = lost
+        return lost
+
+    def _tried(self, messages: Sequence[Message], new: int, write: _Write) -> Sequence[int]:
+        """Return the indices from `new` on of messages whose marks the template leaves out.
 
         If it shows the messages of some roles only as lists of parts, give the content of these roles as parts from now
         on. A form that the template refuses to write with marks loses nothing: the words themselves are searched.
         """
-        tried = [_marked(message, at) for at, message in enumerate(messages)]
+        tried = [marked(self._shown_words(message), at) for at, message in enumerate(messages)]
+
+        def lost(in_parts: Set[str]) -> list[int] | None:
+            try:
+                text = write(tried, in_parts)[0]
+            except ConfigError:
+                return None
+            return [index for index in lost_marks(tried, text, in_parts) if index >= new]
+
         before, roles = self._in_parts, {message.role for message in messages}
-        lost = self._lost_marks(tried, new, write)
-        if lost != [] and self._reads_parts:
-            of_lost = {messages[at].role for at in lost or ()}
+        found = lost(before)
+        if found != [] and self._reads_parts:
+            of_lost = {messages[at].role for at in found or ()}
             for each in (of_lost or roles, roles, roles - {"system"}):
-                self._in_parts = before | each
-                if self._lost_marks(tried, new, write) == []:
+                if lost(before | each) == []:
+                    self._in_parts = before | each
                     return ()
-            self._in_parts = before
-        return lost or ()
+        return found or ()
 
-    def _lost_marks(self, tried: Sequence[Message], new: int, write: _Write) -> list[int] | None:
-        """Return the indices from `new` on of marked messages that the template leaves out; None if it refuses them."""
-        try:
-            text = write(tried)[0].casefold()
-        except ConfigError:
-            return None
-        found, shown = [], {*re.findall(MARKS, text)}
-        shown_as_text = {*re.findall(DATA + MARKS, text)}
-        for at, message in enumerate(tried[new:], new):
-            marks = [] if self._shows_words_as_thought(message) else [text for text in _texts(message) if text.strip()]
-            marks += [mark for call in message.tool_calls for mark in call.arguments]
-            if not {mark.casefold() for mark in marks} <= (shown_as_text if message.role in self._in_parts else shown):
-                found.append(at)
-        return found
-
-    def _shows_words_as_thought(self, message: Message) -> bool:
-        """Return True for the words of a turn with a call, which gpt-oss's template drops in later turns as a thought."""
-        return self._thinking and bool(message.tool_calls)
+    def _shown_words(self, message: Message) -> Message:
+        """Return a message without the words of a turn with a call, which gpt-oss's template may drop as a thought."""
+        return replace(message, content="") if self._thinking and message.tool_calls else message
 
     def _check_read(self, fields: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError naming a field of a message that the template did not read in the last rendering."""
@@ -321,13 +312,14 @@ class ChatTemplate:
             fix = "change the messages or name a template that accepts them"
             raise ConfigError(FIELD, f"{self.name}, which can't render the roles {roles} ({error})", fix) from error
 
-    def _fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return the messages as dicts for the template.
+    def _fields(self, messages: Sequence[Message], in_parts: Set[str] | None = None) -> list[dict[str, Any]]:
+        """Return the messages as dicts for the template. `in_parts`: roles whose content is a list of parts.
 
         A tool's answer gets the id of the unanswered call with its `tool_call_id`, or else of the first of the same
         name, or else of the first. For a template that shows no ids, the answers between two turns of the assistant
         follow the order of their calls.
         """
+        in_parts = self._in_parts if in_parts is None else in_parts
         found: list[dict[str, Any]] = []
         unanswered: dict[int, ToolCall] = {}  # calls of the newest turn with calls, by number
         earlier: dict[int, ToolCall] = {}  # unanswered calls of the turns before
@@ -344,7 +336,7 @@ class ChatTemplate:
                 earlier, unanswered = unanswered | earlier, dict(enumerate(calls, number))
                 message, number = replace(message, tool_calls=tuple(calls)), number + len(calls)
             style = self._call_style if message.tool_calls else None
-            fields = message_fields(message, style, message.role in self._in_parts)
+            fields = message_fields(message, style, message.role in in_parts)
             thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
             # In a turn with words and a call, gpt-oss's template takes no thought, and shows the words as the thought.
             if thought and not (message.tool_calls and thought[2].strip()):
@@ -423,62 +415,8 @@ def message_fields(message: Message, style: CallStyle | None = None, in_parts: b
 
 _Written = tuple[str, Sequence[Mapping[str, Any]]]
 """The text that a template wrote, and the fields of the new messages."""
-_Write = Callable[[Sequence[Message]], _Written]
-
-
-def _texts(message: Message) -> tuple[str, ...]:
-    return (message.content,) if isinstance(message.content, str) else tuple(part.text for part in message.content)
-
-
-def _form(message: Message) -> Hashable:
-    """Return the facts about a message, besides its words, on which it may depend whether a template shows the words."""
-    words = "" if isinstance(message.content, str) else "parts"
-    shows = tuple(bool(text.strip()) for text in _texts(message))
-    return message.role, words, shows, bool(message.name), len(message.tool_calls), tuple(message.extra)
-
-
-def _marked(message: Message, index: int) -> Message:
-    """Return a message with a mark of its own in place of each of its texts and of the arguments of each call."""
-    mark = f"{MARK}{index}"
-    if isinstance(message.content, str):
-        content: Any = f"{mark}X" if message.content.strip() else message.content
-    else:
-        content = tuple(
-            replace(part, text=f"{mark}P{at}X") if part.text.strip() else part
-            for at, part in enumerate(message.content)
-        )
-    calls = [replace(call, arguments={f"{mark}C{at}X": at}) for at, call in enumerate(message.tool_calls)]
-    return replace(message, content=content, tool_calls=tuple(calls))
-
-
-def missing_words(messages: Sequence[Message], text: str) -> Iterator[int]:
-    """Yield the indices of messages whose words are not in the text, but for thoughts, white space, escapes and capitals.
-
-    The messages are searched where the last one ended, since a text usually has them in their order.
-    """
-    shown, at = "".join(text.split()), 0
-    for index, message in enumerate(messages):
-        for words in _texts(message):
-            if message.role == "assistant":  # the template may drop the thought
-                words = words[max((mark.end() for mark in CLOSES.finditer(words)), default=0) :]
-            for one in chain([words], _escaped(words.strip())):
-                wanted = "".join(one.split())
-                place = shown.find(wanted, at)
-                place = shown.find(wanted) if place < 0 else place
-                if place >= 0:
-                    at = max(at, place + len(wanted))
-                    break
-            else:
-                if "".join(words.casefold().split()) not in shown.casefold():
-                    yield index
-
-
-def _escaped(words: str) -> Iterator[str]:
-    """Yield words as templates escape them: in JSON, as Python's repr, in HTML."""
-    yield json.dumps(words)[1:-1]
-    yield json.dumps(words, ensure_ascii=False)[1:-1]
-    yield repr(words)[1:-1]
-    yield str(escape(words))
+_Write = Callable[[Sequence[Message], Set[str]], _Written]
+"""A function of the messages, and of the roles whose content is given as a list of parts."""
 
 
 class _ReadFields(dict[str, Any]):

@@ -18,7 +18,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message
 from relax_core.data.chat import ChatFamily
-from relax_core.data.chat_template import missing_words
+from relax_core.data.message_words import missing_words
 from relax_core.data.repeated_prompt import Text
 
 SPEAKER = "assistant"

@@ -28,7 +28,7 @@ from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import EvalSetTable, TeacherTable
-from relax_core.data.chat_template import THINKS
+from relax_core.data.message_words import THINKS
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.placeholders import media_of, misplaced
 from relax_core.data.plain_data import plain

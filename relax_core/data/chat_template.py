@@ -156,16 +156,15 @@ class ChatTemplate:
         message; the text is then that of the message. If the prompt opens a thought, the text does not open the thought
         again. Raises ConfigError if a tool call or a further field would be missing, or a thought does not fit.
         """
-        if self._reads_parts:
 
-            def write(messages: Sequence[Message], in_parts: Set[str]) -> _Written:
-                return self._render(self._fields(messages, in_parts), (), False), ()
+        def write(messages: Sequence[Message], in_parts: Set[str]) -> _Written:
+            return self._render(self._fields(messages, in_parts), speak=False), ()
 
-            self._lost_in((*before, message), 0, write, "turn")
+        is_lost = bool(self._lost_in((*before, message), len(before), write, "turn")) and not message.tool_calls
         opened = self._render(self._fields(before))
         mark = OPENED.search(opened)
-        said = self._written(before, message, opened)
-        if mark and (said is None or said.lstrip().startswith(mark[0].rstrip())):
+        said = None if is_lost else self._written(before, message, opened)
+        if mark and not is_lost and (said is None or said.lstrip().startswith(mark[0].rstrip())):
             message = self._without_mark(message, mark)
             said = self._written(before, message, opened)
         if said is None and (message.tool_calls or message.extra):

@@ -72,6 +72,14 @@ def test_a_template_that_reads_parts_trains_the_turns_of_a_conversation(folder: 
     assert family.decode(trained, skip_special=False) == "ab<eos>=<eos>"
 
 
+def test_a_short_answer_that_the_template_leaves_out_is_trained_as_text(folder: Path) -> None:
+    family = open_family(
+        folder, chat_template="{% for m in messages %}{{ m.content if m.role == 'user' }}<eos>{% endfor %}"
+    )
+    made = example(family, (Message("user", "12"),), "e")
+    assert family.decode(made.tokens, skip_special=False) == "12<eos>e<eos>"
+
+
 def test_the_words_of_a_long_conversation_are_searched_once(folder: Path) -> None:
     """Each message is searched where the last one ended, so equal words and many messages take no quadratic time."""
     family = open_family(folder, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")

@@ -120,6 +120,11 @@ class ChatFamily(ModelFamily[Options]):
         if not is_written:
             return self.ended(ids)
         end = next((place for place, number in enumerate(ids) if number in self._stop), None)
+        if message.tool_calls and end is not None and (rest := self.decode(ids[end + 1 :], skip_special=False).strip()):
+            got = f"{self._source}, which ends a turn with {len(message.tool_calls)} calls before {rest[:60]!r}"
+            raise ConfigError(
+                "model.chat_template", got, "write each call as a turn of its own, followed by its answer"
+            )
         if end is None and ids[-1:] and ids[-1] in self._turn_ends:
             return ids  # a mark of the format that ends a turn, though generation_config.json does not name it
         return ids + self._stop[:1] if end is None else ids[: end + 1]

@@ -11,6 +11,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -131,8 +132,8 @@ class ChatTemplate:
         return text.partition(mark)[2], later
 
     def _after_call(
-        self, earlier: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall], answers: str, mark: str,
-        later: Sequence[Mapping[str, Any]], speak: bool,
+        self, earlier: Sequence[dict[str, Any]], calls: Sequence[ToolCall], answers: str, mark: str,
+        later: Sequence[dict[str, Any]], speak: bool,
     ) -> str:  # fmt: skip
         """Return the text of `after_turn` for a template that refuses a tool's answer after a turn without a call.
 
@@ -301,10 +302,11 @@ class ChatTemplate:
     def _mentions(self, name: str) -> bool:
         return re.search(rf"""[.'"]{name}\b""", self._text) is not None
 
-    def _render(self, fields: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), speak: bool = True) -> str:
+    def _render(self, fields: Sequence[dict[str, Any]], tools: Sequence[Tool] = (), speak: bool = True) -> str:
         try:
             shown = [tool_schema(tool) for tool in tools] or None
-            given = {"messages": fields, "tools": shown, "documents": None, "add_generation_prompt": speak}
+            messages = _one_call_each(fields) if self._thinking else fields
+            given = {"messages": messages, "tools": shown, "documents": None, "add_generation_prompt": speak}
             return rendered(self._template, self._variables | given)
         except RENDER_ERRORS as error:
             roles = ", ".join(message["role"] for message in fields)
@@ -412,6 +414,26 @@ def message_fields(message: Message, style: CallStyle | None = None, in_parts: b
     return fields | dict(message.extra)
 
 
+def _one_call_each(fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Split turns with several calls into turns with one call, each followed by its answers: gpt-oss shows one call."""
+    pieces: list[list[dict[str, Any]]] = []
+    by_id: dict[str, list[dict[str, Any]]] = {}  # the piece of each call of the last turn with several calls
+    for message in fields:
+        calls = message.get("tool_calls", [])
+        if len(calls) > 1:
+            split = [copy(message), *({"role": "assistant", "content": ""} for _ in calls[1:])]
+            for turn, call in zip(split, calls, strict=True):
+                turn["tool_calls"] = [call]
+                pieces.append([turn])
+                by_id[call["id"]] = pieces[-1]
+        elif message["role"] == "tool" and message["tool_call_id"] in by_id:
+            by_id[message["tool_call_id"]].append(message)
+        else:
+            by_id = {} if message["role"] == "assistant" else by_id
+            pieces.append([message])
+    return [message for piece in pieces for message in piece]
+
+
 _Written = tuple[str, Sequence[Mapping[str, Any]]]
 """The text that a template wrote, and the fields of the new messages."""
 _Write = Callable[[Sequence[Message], Set[str]], _Written]
@@ -424,6 +446,11 @@ class _ReadFields(dict[str, Any]):
     def __init__(self, fields: Mapping[str, Any], watched: Set[str]) -> None:
         super().__init__(fields)
         self.unread = set(watched)
+
+    def __copy__(self) -> _ReadFields:
+        made = _ReadFields(self, self.unread)
+        made.unread = self.unread
+        return made
 
     def __getitem__(self, key: str) -> Any:
         self.unread.discard(key)

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
 from relax_core.data import harmony
 from relax_core.data.chat import ChatFamily
@@ -198,3 +201,23 @@ def test_long_texts_are_read_in_linear_time(unit: str, thinking: bool) -> None:
     for text in (unit * (LONG // len(unit)), unit + " " * LONG, " " * LONG + unit, " to=" + "x" * LONG + unit):
         READ.words(READ.beginning(text, thinking), thinking=thinking)
         READ.words(text, thinking=thinking)
+
+
+def test_each_call_of_a_given_turn_is_a_turn_before_its_answer(family: ChatFamily) -> None:
+    """The template shows the name of the last call in the header of an answer."""
+    calls = tuple(ToolCall(name, {"k": name}, name) for name in "fgh")
+    answers = [Message("tool", f"is {name}", extra={"tool_call_id": name}) for name in "gf"]
+    given = (*user("go"), Message("assistant", "I look.", calls), *answers, *user("on"))
+    for shown in (
+        family.text(given),
+        family.decode(family.delta((*user("hi"), Message("assistant", "x")), given).tokens, False),
+    ):
+        steps = re.findall(
+            r"to=functions\.(\w)|functions\.(\w) to=assistant<\|channel\|>commentary<\|message\|>\"(.*?)\"", shown
+        )
+        assert steps == [("f", "", ""), ("", "f", "is f"), ("g", "", ""), ("", "g", "is g"), ("h", "", "")]
+        assert shown.count("I look.") == 1
+    with pytest.raises(ConfigError, match="does not show the field 'weight' of a message of 'assistant'"):
+        family.text((*given[:1], replace(given[1], extra={"weight": 0}), *given[2:]))
+    with pytest.raises(ConfigError, match="ends a turn with 3 calls before .*write each call as a turn of its own"):
+        family.turn(given[:1], given[1])

@@ -237,7 +237,8 @@ class Bus(Protocol):
     async def statistics(self) -> Mapping[str, Any]:
         """Return rows, bytes, groups by state and histograms, for metrics and `relax why`.
 
-        `oldest_group`: every group with a lower number has ended for good. `next_group`: number of the next new group.
+        `oldest_group`: every group with a lower number has ended for good. `oldest_open`: every group with a lower
+        number has ended or was trained. `next_group`: number of the next new group.
         `lag_histogram`: lag -> trained samples. `trained_lengths`: length -> trained samples. `dropped_lengths`: reason
         -> length -> dropped samples. A length is the sampled tokens rounded up to a power of two, or -1 if unknown.
         """

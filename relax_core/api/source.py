@@ -73,7 +73,10 @@ class Sampler(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
-        """Return the index of the task for a group; called once for each group."""
+        """Return the index of the task for a group; called once for each group, in the order of group numbers.
+
+        After a resume it is called again for the groups that were picked after the restored state was stored.
+        """
 
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
         """Receive the rewards of a finished group; `task` is the index of its task."""

@@ -583,6 +583,7 @@ class TransferQueue:
             "kept_bytes": self.credits.kept_bytes,
             "groups": {"pending": len(ledger.pending), "provisional": len(ledger.provisional), **states},
             "oldest_group": min((*live, *ledger.provisional, *pending), default=ledger.next_group),
+            "oldest_open": min((*live, *pending), default=ledger.next_group),
             "next_group": ledger.next_group,
             "waited_for": sorted(number for number, group in live.items() if not group.complete),
             "leases": {lease.number: lease.task for lease in self.leases.out.values()},

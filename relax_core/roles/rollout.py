@@ -87,8 +87,7 @@ class Rollout(Role):
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._worker = worker = await RolloutWorker.open(context, engine_events(context), in_turns=True)
-        if state := await context.bus.kept("sampler"):
-            worker.selection.load(state)
+        await worker.selection.restore(context.bus)
         self._failures = SampleFailures(context.config, context.run_dir)
         scaler = Scaler(scaled_pools(context, worker.auxiliary_pools, worker.pool), self.name, context)
         context.doing("ready", failures=self._failures.facts, engines=worker.pool.facts,
@@ -239,8 +238,8 @@ class Rollout(Role):
             await context.run_status.emit(FirstStepSeen(self.name, facts))
         # Store the sampler's state before the actor can train on these groups, so that a checkpoint has both.
         step = worker.engines.newest().step
-        if (step != self._kept_at or run.deterministic) and (state := worker.selection.state()):
-            await context.bus.keep("sampler", state)
+        if step != self._kept_at or run.deterministic:
+            await worker.selection.keep(context.bus)
             self._kept_at = step
         rejected = [attempt for one in judged if one.rejected_by for attempt in one.issue.attempts]
         if rejected:

@@ -53,8 +53,7 @@ class RowSource(Role):
         sampler = make_sampler(context.config, context.build, context.plan.source)
         seed = context.config.seed
         self._selection = await asyncio.to_thread(Selection, sampler, {}, self._dataset, self._train, seed, 0)
-        if state := await context.bus.kept("sampler"):
-            sampler.load(state)
+        await self._selection.restore(context.bus)
         for level, remark in remarks:
             await context.run_status.emit(Logged(level, self.name, remark))
         # The pipeline starts no process in a run without media.
@@ -91,8 +90,7 @@ class RowSource(Role):
             group = issue.group
             places[group] = self._selection.task(group)
             examples |= await self._examples(issue, places[group])
-        if state := self._selection.sampler.state():  # before the actor can train on these groups
-            await context.bus.keep("sampler", state)
+        await self._selection.keep(context.bus)  # before the actor can train on these groups
         version = await context.bus.version()
         sealed = [
             # No weights sampled these rows, so a rollback does not invalidate them.

@@ -20,7 +20,7 @@ from typing import Any, Protocol, overload
 
 from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId
-from relax_core.api.bus import Issue
+from relax_core.api.bus import Bus, Issue
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import Options
 from relax_core.api.source import Filter, Sampler
@@ -40,6 +40,10 @@ TOO_LONG = "too-long"
 """Filter name under which a group is dropped if its prompt, including media, is too long."""
 REMEMBERED = 1 << 16
 """Number of groups whose tasks are remembered in case a group is issued again; far more than are ever in flight."""
+STORED = 1 << 12
+"""Largest number of groups whose tasks are stored on the bus if some of them are trained already."""
+KEPT, FORMERLY_KEPT = "selection", "sampler"
+"""Names under which the bus stores the picks of a run, and the sampler's state alone in runs of earlier versions."""
 
 
 class Turns(Protocol):
@@ -173,7 +177,9 @@ class Selection:
     """The sampler of a run with a record of its picks, and the filters of the run with a count of recent rejections.
 
     Invariants:
-    - A group keeps its task while it is among the last `REMEMBERED` groups.
+    - Tasks are picked in the order of group numbers, once for each number below `_next`.
+    - A group keeps its task while it is among the last `REMEMBERED` groups, also in a process that replaces this one:
+      `keep` stores the state before the pick of group `_next` with the tasks of the groups that may be issued again.
     - `_in_a_row` counts rejections since the last kept group, by cause.
     """
 
@@ -188,16 +194,20 @@ class Selection:
         self.sampler, self._filters, self._train = sampler, filters, train
         self._seed, self._limit = seed, refill_limit
         self._picked: OrderedDict[int, int] = OrderedDict()
+        self._next: int | None = 0
+        """Number of the group that is picked next; None: the first group that is asked for."""
         self._in_a_row: Counter[str] = Counter()
         with authored(f"sampler {type(sampler).__qualname__}"):
             sampler.open(_TrainingTasks(tasks, train))
 
     def task(self, group: int) -> int:
         """Return the index of the group's task; the same on every call."""
-        if group not in self._picked:
-            self._picked[group] = picked(self.sampler, group, len(self._train), self._seed)
+        following = group if self._next is None else self._next
+        for number in () if group in self._picked else range(min(following, group), group + 1):
+            self._picked[number] = picked(self.sampler, number, len(self._train), self._seed)
             if len(self._picked) > REMEMBERED:
                 self._picked.popitem(last=False)
+        self._next = max(following, group + 1)
         return self._train[self._picked[group]]
 
     def take(self, groups: Sequence[InflightGroup]) -> None:
@@ -233,17 +243,32 @@ class Selection:
                     "the policy, different filters, or a larger rollout.refill_limit"
                 )
 
-    def state(self) -> Mapping[str, Any]:
-        """Return the sampler's state for checkpoints. Raises PluginError if the state is not JSON data."""
-        with authored(f"sampler {type(self.sampler).__qualname__}"):
-            state: Mapping[str, Any] = checked(self.sampler.state(), Mapping[str, Any], returned_by(self.sampler.state))
-            json.dumps(dict(state))
-            return state
+    async def keep(self, bus: Bus) -> None:
+        """Store the picks and the sampler's state of this moment on the bus, and so in checkpoints.
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the sampler's state of a checkpoint."""
+        Raises PluginError if the state is not JSON data.
+        """
+        known = await bus.statistics()
+        following = self._next or 0
+        first = known["oldest_group"] if following - known["oldest_group"] <= STORED else known["oldest_open"]
+        tasks = {str(group): self._picked[group] for group in range(first, following) if group in self._picked}
         with authored(f"sampler {type(self.sampler).__qualname__}"):
-            self.sampler.load(state)
+            state = checked(self.sampler.state(), Mapping[str, Any], returned_by(self.sampler.state))
+            kept = {"next": self._next, "tasks": tasks, "state": json.loads(json.dumps(dict(state)))}
+        await bus.keep(KEPT, kept)
+
+    async def restore(self, bus: Bus) -> None:
+        """Restore the picks and the sampler's state that `keep` stored last, before a resume or in a former process."""
+        kept = await bus.kept(KEPT)
+        if kept is None:  # the run has just begun, or an earlier version of relax stored the sampler's state alone
+            self._next = None if (await bus.version()).step else 0
+            kept = {"tasks": {}, "state": await bus.kept(FORMERLY_KEPT)}
+        else:
+            self._next = kept["next"]
+        self._picked.update((int(group), task) for group, task in kept["tasks"].items())
+        if kept["state"]:
+            with authored(f"sampler {type(self.sampler).__qualname__}"):
+                self.sampler.load(kept["state"])
 
 
 def picked(sampler: Sampler, group: int, num_tasks: int, seed: int) -> int:

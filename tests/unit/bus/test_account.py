@@ -106,6 +106,9 @@ def test_statistics_contain_lag_and_lengths_of_dropped_samples(queue):
     assert told["lag_histogram"] == {0: 2} and told["trained_lengths"] == {8: 2}
     assert told["dropped_lengths"]["filtered"] == {-1: 1}, "it was not finished, so its length is not known"
     assert told["waited_for"] == [1, 2]
+    assert (told["oldest_group"], told["oldest_open"], told["next_group"]) == (0, 1, 3)
+    queue.register("rollout", now=0.0)
+    assert queue.statistics()["oldest_open"] == 1, "group 1 is to be issued again"
 
 
 def test_a_producer_reports_the_lengths_of_aborted_attempts(queue):

@@ -116,9 +116,9 @@ def test_a_samplers_state_is_restored_when_the_run_continues(tmp_path: Path, cho
         bus = await open_bus(
             InProcessBus(), settings, simulation_.launch.run_dir, Version("actor", 0, step), SystemClock()
         )
-        state = await bus.kept("sampler")
+        kept = await bus.kept("selection")
         await bus.close()
-        return state["seen"] if state else 0
+        return kept["state"]["seen"] if kept else 0
 
     found = [asyncio.run(seen(step)) for step in (STEPS, STEPS - 2, 0)]
     assert found == [groups, groups - 2 * groups // STEPS, 0]

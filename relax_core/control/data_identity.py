@@ -15,6 +15,8 @@ from typing import Any
 
 from relax_core.api.errors import ConfigError
 from relax_core.config.run_config import RunConfig
+from relax_core.config.tables import EvalTable
+from relax_core.data.tasks import stored_hold_out
 
 NAME = "data"
 PART_BYTES = 1 << 20
@@ -67,6 +69,21 @@ def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) 
                    f"remove {run_dir}/{NAME}.json to train the rest of this run with the new content")  # fmt: skip
             raise ConfigError(key, got, fix)
     return found
+
+
+def held_out_before(run_dir: Path, former: EvalTable, present: EvalTable) -> int:
+    """Return the number of tasks that a run held out when it began; the rest of the run does not train them either.
+
+    `former`: the table of the run's last start, for a run of an earlier version, which stored nothing. Raises ConfigError
+    if `present` holds out other tasks, of which the run may have trained some.
+    """
+    stored = stored_hold_out(run_dir)
+    size = former.num_held_out if stored is None else stored.size
+    if present.num_held_out not in (0, size):
+        fix = f"eval.size = {size}, " if size else ""
+        got = f"{present.num_held_out} tasks to hold out of data.train, but the run began with {size}"
+        raise ConfigError("eval.size", got, f"set {fix}eval.every = 0, or name other files as [[eval.sets]]")
+    return size
 
 
 def _add(digest: Any, file: Path, length: int) -> None:

@@ -54,7 +54,7 @@ def count_rows(config: RunConfig, build: Callable[..., Any], field: str, path: P
 def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
     """Return the number of rows of the training file that are not held out for evaluation."""
     rows = count_rows(config, catalogue.build, "data.train", config.data.train, config.data.columns)
-    held = config.eval.size if config.eval.every and not config.eval.sets else 0
+    held = config.eval.num_held_out
     if rows <= held:
         raise ConfigError("eval.size", f"{held} of {rows} tasks", "leave at least one task to train on")
     return rows - held

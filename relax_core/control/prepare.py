@@ -36,7 +36,7 @@ from relax_core.bus.ledger_file import FILE as LEDGER, has_started, newest_incar
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
-from relax_core.control.data_identity import NAME as DATA, check_unchanged
+from relax_core.control.data_identity import NAME as DATA, check_unchanged, held_out_before
 from relax_core.control.epochs import with_steps
 from relax_core.control.hub import check_repository
 from relax_core.control.memory_check import check_fits
@@ -45,6 +45,7 @@ from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
+from relax_core.data.tasks import store_hold_out, stored_hold_out
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.files import disk_errors, read_document
 from relax_core.observe.notifications import is_understood
@@ -341,6 +342,8 @@ def prepare_resume(
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
+    former = compose([paths[0] / "config.toml"], (), catalogue, on_disk=False).config if overrides else config
+    num_held_out = held_out_before(paths[0], former.eval, config.eval)
     check_sinks(config, catalogue)
     from_checkpoint = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if from_checkpoint else None
@@ -353,6 +356,8 @@ def prepare_resume(
     later = _later_stages(left[1:], catalogue, done + config.steps)
     data = _data_of([config, *(stage.config for stage in later)], run_dir)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
+    if overrides and stored_hold_out(paths[0]) is None:  # before the former configuration is replaced
+        store_hold_out(paths[0], num_held_out)
     if overrides and present is None:
         directory.write_config(to_toml(config.dump()))
     elif overrides and present is not None:

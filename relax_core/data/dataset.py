@@ -303,21 +303,23 @@ class HeldOut:
         return row_batch(examples, given, hold is not None)
 
 
-def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequence[int]]:
-    """Open the training rows; return them with the indices of the rows that are not held out for evaluation."""
+def open_training(run: Any, build: Build, form: Source, run_dir: str = "") -> tuple[Dataset, Sequence[int]]:
+    """Open the training rows; return them with the indices of the rows that are not held out for evaluation.
+
+    `run_dir`: the run that stores its held-out rows; empty for a check before a run.
+    """
     dataset = _open(run, build, form, "data.train", str(run.data.train), run.data.columns)
-    if not run.eval.every or run.eval.sets:
-        return dataset, range(len(dataset))
-    return dataset, dataset.hold_out(run.eval.size, run.seed)[0]
+    return dataset, dataset.hold_out(run.eval.num_held_out, run.seed, run_dir)[0]
 
 
-def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
+def open_held_out(run: Any, build: Build, form: Source, run_dir: str = "") -> list[HeldOut]:
     """Open the sets of `[[eval.sets]]`, or else a seeded part of the training file; none if `eval.every` is 0."""
     if not run.eval.every:
         return []
     if not run.eval.sets:
         dataset = _open(run, build, form, "data.train", str(run.data.train), run.data.columns)
-        return [HeldOut(HOLD_OUT, dataset, dataset.hold_out(run.eval.size, run.seed)[1])]
+        _, held = dataset.hold_out(run.eval.num_held_out, run.seed, run_dir, stores=False)  # `open_training` does
+        return [HeldOut(HOLD_OUT, dataset, held)]
     found = []
     for at, table in enumerate(run.eval.sets):
         dataset = _open(run, build, form, f"eval.sets.{at}.path", str(table.path), table.columns or run.data.columns)

@@ -82,6 +82,8 @@ def row_content(
 class Rows(Protocol):
     """Rows by index, each with its content and a location to display."""
 
+    def __len__(self) -> int: ...
+
     def content(self, index: int, /) -> RowContent: ...
 
     def where(self, index: int, /) -> str: ...
@@ -214,9 +216,14 @@ def kept_apart(
 ) -> tuple[Sequence[int], list[tuple[str, str]]]:
     """Return the indices of the training rows without those that equal a held-out row, and log lines (level, text).
 
-    `sets`: the evaluation sets of the run by name, or the part that is held out from the training rows. Raises
-    ConfigError for a set that shares more than `eval.max_overlap` with the training rows, or if no training row is left.
+    `train`: all rows, or all but the held-out rows. `sets`: the evaluation sets of the run by name, or the held-out
+    rows as a set; a resumed run may evaluate other rows than those it holds out. Raises ConfigError for a set that shares
+    more than `eval.max_overlap` with the training rows, or if no training row is left.
     """
+    if (run.eval.sets or not sets) and len(train) < len(rows):
+        held = EvalRows(rows, sorted(set(range(len(rows))).difference(train)))
+        equal = find_overlap(rows, train, {"": held}, 1).evaluated
+        train = tuple(index for index in train if index not in equal)
     if not sets:
         return train, []
     overlap = find_overlap(rows, train, sets, MOST_SEARCHED)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from relax_core.api.environment import Environment, Tool
 from relax_core.api.errors import ConfigError
@@ -38,6 +38,7 @@ from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.data.task_row import RowError
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, missing_file, shown
+from relax_core.observe.files import read_document, write_document
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
 from relax_core.rpc.messages import encode
@@ -46,6 +47,8 @@ EVAL_SET = "eval_set"
 """Column with the name of the evaluation set, in the tasks of `[[eval.sets]]`; rewards may select tasks by it."""
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
+HELD_OUT_FILE = "held-out.json"
+"""File of the run directory with the numbers of the held-out rows; a resume never trains these rows."""
 NOT_SHOWN = f'to keep the column as data for rewards, rename it: columns = {{described = "{TOOLS}"}}'
 OTHERWISE = "otherwise"
 """Value of a reward's `only` for the tasks that no reward with a filter selects."""
@@ -122,13 +125,26 @@ class RowSet(ABC):
     def content(self, index: int) -> RowContent:
         """Return the part of a row that decides whether two rows are equal; `data.system_prompt` is not part."""
 
-    def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Draw `size` rows for evaluation; return sorted (train, eval) indices. Equal seeds draw equal rows."""
-        count = len(self)
-        if not 0 < size < count:
-            raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
-        held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
-        return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
+    def hold_out(
+        self, size: int, seed: int, run_dir: str = "", *, stores: bool = True
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Return sorted (train, held-out) indices. The held-out rows are those that the run in `run_dir` began with.
+
+        A new run draws `size` rows; equal seeds draw equal rows. With `stores`, their numbers are stored in `run_dir`.
+        An empty `run_dir` stands for no run.
+        """
+        count, stored = len(self), stored_hold_out(Path(run_dir)) if run_dir else None
+        if stored is not None and stored.rows is not None:
+            held = frozenset(index for index, row in enumerate(self._kept) if row in stored.rows)
+        else:
+            size = size if stored is None else stored.size
+            if not 0 <= size < count:
+                raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
+            held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
+            if run_dir and stores:
+                store_hold_out(Path(run_dir), size, sorted(self._kept[index] for index in held))
+        train = tuple(index for index in range(count) if index not in held) if held else range(count)
+        return train, tuple(sorted(held))
 
     def remarks(self, train: Sequence[int]) -> list[str]:
         """Return log sentences about values, skipped and held-out rows; `train`: indices of the rows for training."""
@@ -417,6 +433,30 @@ class TaskSet(RowSet):
             got = f"{self._source.where(row)}, whose {TOOLS} would be dropped: its environment shows its own tools"
             raise ConfigError("data.train", got, NOT_SHOWN)
         return tools or described
+
+
+class StoredHoldOut(NamedTuple):
+    """The rows that a run held out of its training rows when it began, as its directory stores them."""
+
+    size: int
+    rows: frozenset[int] | None
+    """Numbers of the rows in the task file; None: not drawn yet."""
+
+
+def stored_hold_out(run_dir: Path) -> StoredHoldOut | None:
+    """Read the held-out rows of a run; None if they are not stored. Raises ConfigError for a damaged file."""
+    path = run_dir / HELD_OUT_FILE
+    if (document := read_document(path)) is None:
+        return None
+    size, rows = document.get("size"), document.get("rows")
+    if not isinstance(size, int) or not (rows is None or (isinstance(rows, list) and len(rows) == size)):
+        raise ConfigError(str(path), "a file without the held-out rows", "restore the file from a copy of the run")
+    return StoredHoldOut(size, None if rows is None else frozenset(rows))
+
+
+def store_hold_out(run_dir: Path, size: int, rows: Sequence[int] | None = None) -> None:
+    """Store the held-out rows of a run, or only their number if the rows are not drawn yet."""
+    write_document(run_dir / HELD_OUT_FILE, "relax.held-out/1", {"size": size, "rows": rows})
 
 
 def charged_to(source: TaskSource) -> AbstractContextManager[None]:

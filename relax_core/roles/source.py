@@ -151,7 +151,8 @@ class HeldOutEval:
         if context.plan.source is Source.ROLLOUT:
             return cls(context, algorithm, {})
         margins = "margins" in context.plan.trained_columns
-        found = await asyncio.to_thread(open_held_out, context.config, context.build, context.plan.source)
+        given = context.config, context.build, context.plan.source, context.run_dir
+        found = await asyncio.to_thread(open_held_out, *given)
         return cls(context, algorithm, {held.name: await _rows_of(context, held, margins) for held in found})
 
     def due(self, step: int, requested: bool = False) -> bool:
@@ -193,7 +194,7 @@ class HeldOutEval:
 
 def _open_apart(context: RunContext) -> tuple[Dataset, Sequence[int], list[tuple[str, str]]]:
     """Open the training rows; return them, the indices to train on, and log lines (level, text)."""
-    given = context.config, context.build, context.plan.source
+    given = context.config, context.build, context.plan.source, context.run_dir
     dataset, train = open_training(*given)
     said = [("info", remark) for remark in dataset.remarks(train)]
     held = {one.name: EvalRows(one.dataset, one.indices) for one in open_held_out(*given)}

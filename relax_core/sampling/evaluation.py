@@ -207,16 +207,19 @@ def open_tasks(
     for error in unmatched_filters(run, found) if trains else ():
         raise error
     tasks = found[0]
+    if given and not trains:
+        train, held = range(len(tasks)), ()
+    else:
+        train, held = tasks.hold_out(run.eval.num_held_out, run.seed, context.run_dir)
     if not run.eval.every:
-        return tasks, range(len(tasks)), []
+        return tasks, train, []
     if given:
         sets = []
         for table, own in zip(given, found[-len(given) :], strict=True):
             size, sampling = min(table.size or len(own), len(own)), eval_sampling(run, table.temperature)
             samples = table.samples or run.eval.samples
             sets.append(EvalSet(table.name, own, range(size), samples, sampling, table.max_new_tokens))
-        return tasks, range(len(tasks)), sets
-    train, held = tasks.hold_out(run.eval.size, run.seed)
+        return tasks, train, sets
     return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
 
 

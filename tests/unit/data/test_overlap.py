@@ -26,6 +26,9 @@ class Listed:
     def __init__(self, name: str, prompts: Sequence[str]) -> None:
         self._name, self._prompts = name, prompts
 
+    def __len__(self) -> int:
+        return len(self._prompts)
+
     def content(self, index: int) -> RowContent:
         return row_content(Task(str(index), self._prompts[index]))
 
@@ -158,7 +161,10 @@ def test_rows_that_equal_a_held_out_row_are_not_trained() -> None:
     )
     assert train == (1, 3, 4)
     assert any("1 rows equal a held-out row" in text for _, text in said)
-    assert kept_apart(_run(), Listed("t", prompts), (1, 3), {}) == ((1, 3), [])
+    assert kept_apart(_run(), Listed("t", prompts), range(5), {}) == (range(5), [])
+    assert kept_apart(_run(), Listed("t", prompts), (1, 2, 3, 4), {}) == ((1, 3, 4), []), "held out but not evaluated"
+    sets = {"set0": EvalRows(Listed("h", ["c"]), (0,))}
+    assert kept_apart(_run(1.0, "h"), Listed("t", prompts), (1, 2, 3, 4), sets)[0] == (1, 3, 4), "nor with other sets"
     with pytest.raises(ConfigError, match=r"eval\.size.*eval\.sets"):
         kept_apart(_run(), Listed("t", ["a", "a"]), (1,), {"held-out": EvalRows(Listed("t", ["a", "a"]), (0,))})
 

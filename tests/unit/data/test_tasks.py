@@ -164,9 +164,30 @@ def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
     assert len(held) == 5 and sorted((*train, *held)) == list(range(20))
     assert tasks.hold_out(5, seed=3) == (train, held)
     assert tasks.hold_out(5, seed=4)[1] != held
-    for size in (0, 20):
-        with pytest.raises(ConfigError, match="at least one task to train on"):
-            tasks.hold_out(size, seed=0)
+    assert tasks.hold_out(0, seed=3) == (range(20), ())
+    with pytest.raises(ConfigError, match="at least one task to train on"):
+        tasks.hold_out(20, seed=0)
+
+
+def test_the_rows_that_a_run_held_out_first_stay_held_out(tmp_path, family):
+    tasks = opened(tmp_path, family, [{"prompt": "long " * (number % 3) + str(number)} for number in range(20)])
+    first = tasks.hold_out(5, 3, str(tmp_path))
+    assert first == tasks.hold_out(5, 3) == tasks.hold_out(0, 3, str(tmp_path)) == tasks.hold_out(7, 4, str(tmp_path))
+    fewer = opened(
+        tmp_path, family, [{"prompt": "x" * (number % 3) + "y"} for number in range(20)], max_prompt_tokens=2
+    )
+    train, held = fewer.hold_out(5, 3, str(tmp_path))
+    rows = {index: int(fewer.where(index).rpartition(":")[2]) - 1 for index in range(len(fewer))}
+    assert len(rows) < 20 and {rows[index] for index in held} == {*first[1]} & {*rows.values()}, "known by their rows"
+    assert sorted((*train, *held)) == sorted(rows)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"size": 2, "rows": [1]}', '{"size": 2, "rows": 1}', "[]", "no"])
+def test_a_damaged_list_of_held_out_rows_is_refused_by_name(tmp_path, family, content):
+    tasks = opened(tmp_path, family, [{"prompt": str(number)} for number in range(5)])
+    (tmp_path / "held-out.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"held-out\.json"):
+        tasks.hold_out(2, 3, str(tmp_path))
 
 
 def test_the_content_of_a_task_is_its_prompt_and_for_a_longer_game_its_row(tmp_path, family):

@@ -29,12 +29,12 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKUP = re.compile(
     r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt)|text|emph|underline|mbox|boldsymbol|bm|rm|bf|it)(?![a-zA-Z])|\\[()\[\],;! ]"
-    r"|[*$`{}\"']|(?<!\w)_++|(?<!_)_++(?!\w)"
+    r"|</?(?:b|i|u|em|strong)>|[*$`{}\"']|(?<!\w)_++|(?<!_)_++(?!\w)"
 )
 _HEDGE = r"(?:[\s,;:/&.()|+-]|\b(?i:or|and|maybe|perhaps|possibly|also|either|both|oder|und|ou|et|o|y)\b|[\u6216\u548c\u3001])*"
 _PHRASE = re.compile(
     r"(?:\b(?:answer|choice|option|antwort|r\u00e9ponse|respuesta)\b"
-    r"(?:\s+(?:choice|option|letter|finale?|correcta|correcte)\b)?|\u7b54\u6848)\s*"
+    r"(?:\s+(?:choice|option|letter|finale?|correcta|correcte)\b)?|\u7b54\u6848|\u9009\u9879|\u9078\u9805)\s*"
     r"(?::|=|\b(?:is|would be|must be|should be|has to be|ist|lautet|w\u00e4re|est|es)\b"
     r"|(?:\u5e94\u8be5|[\u5e94\u61c9])?[\u662f\u4e3a\u70ba\u9009\u9078])+(?:\s*:)?"
     r"(?:\s+(?:definitely|clearly|therefore|thus|most likely|probably)\b)?"
@@ -63,7 +63,7 @@ _REASON = (
 )
 """Words that may follow a choice: the text of a choice is read in "Rome because", but not in "Rome is"."""
 _AFTER_LABEL = re.compile(
-    rf"(?!\s*[=<>^])(?!\s+(?!(?:{_REASON}|is|with|by|in|when|if|from|on|under|after|that|where|here|then|according|per"
+    rf"(?!\s*[=^]|\s+[<>])(?!\s+(?!(?:{_REASON}|is|with|by|in|when|if|from|on|under|after|that|where|here|then|according|per"
     r"|although|though|while|based|ya)\b)[a-z\u00df-\u024f])"
 )
 """The text after a label: "B because" names choice B, "B cells" does not."""

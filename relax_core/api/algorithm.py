@@ -119,6 +119,9 @@ class Groups:
     step_rewards: Tensor | None = None
     """[groups, samples, turns] reward that each turn earned; NaN where a turn is missing. None unless
     `advantage_columns` has `turns` and `step_rewards`."""
+    sample_rewards: Tensor | None = None
+    """[groups, samples] part of `rewards` that was given for the whole sample, in float32 precision; `step_rewards` has
+    this part at the sample's last turn. None unless `step_rewards` is there."""
     states: Tensor | None = None
     """[groups, samples, turns] key of the state before each turn; 0 where a turn is missing. None unless
     `advantage_columns` has `turns` and `states`."""

@@ -74,6 +74,8 @@ class Sealed:
     the sample. Empty: the actor's version when `put` is called."""
     baseline: bool = False
     """True: a greedy sample, without rows; its reward is the baseline for the rewards of its group."""
+    sample_reward: float = 0.0
+    """Part of the reward that was given for the whole sample, and not for a turn."""
     masked: bool = False
     """True: a judged sample that is not trained; its rows count only in the statistics of advantages."""
 

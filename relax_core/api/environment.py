@@ -122,7 +122,10 @@ class Session(Protocol):
         """Exclude the newest turn, at the branch's end, from training; metrics count its tokens under `reason`."""
 
     def reward(self, value: float) -> None:
-        """Add a reward for this branch's newest turn."""
+        """Add a reward for this branch's newest turn.
+
+        If neither this branch nor the branches that it stems from have had a turn, the reward is for the whole sample.
+        """
 
     def note(self, info: Mapping[str, Any]) -> None:
         """Add facts to the sample's `info`, which rewards and viewers read; a later value replaces an earlier one."""

@@ -127,7 +127,7 @@ class Trajectory:
     newest: Mapping[int, int] = field(default_factory=dict)
     """incarnation -> newest step that sampled a token; above `Node.versions` if an update kept old KV caches."""
     step_turns: tuple[int, ...] = ()
-    """Turn number of each entry of `step_rewards`; empty: reward i belongs to turn i."""
+    """Turn number of each entry of `step_rewards`, -1 for the whole sample; empty: reward i belongs to turn i."""
     states: tuple[int, ...] = ()
     """[turns] key of the state before each turn."""
     contexts: tuple[str, ...] = ()
@@ -141,12 +141,16 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """Return the environment's reward for each turn, up to the last turn with a reward."""
+        """Return the environment's reward for each turn, up to the last turn with a reward.
+
+        Rewards for the whole sample are left out.
+        """
         if not self.step_turns:
             return self.step_rewards
         rewards = [0.0] * (max(self.step_turns) + 1)
         for turn, reward in zip(self.step_turns, self.step_rewards, strict=True):
-            rewards[turn] += reward
+            if turn >= 0:
+                rewards[turn] += reward
         return tuple(rewards)
 
     @property

@@ -107,8 +107,12 @@ def _mean(rewards: Tensor, valid: Tensor) -> Tensor:
 
 def _std(centred: Tensor, valid: Tensor) -> Tensor:
     """Return the unbiased standard deviation of each group, [groups, 1], from rewards less their group's mean."""
+    return _variance(centred, valid).sqrt()
+
+
+def _variance(centred: Tensor, valid: Tensor) -> Tensor:
     members = valid.sum(dim=1, keepdim=True)
-    return (centred.square().sum(dim=1, keepdim=True) / (members - 1).clamp(min=1)).sqrt()
+    return centred.square().sum(dim=1, keepdim=True) / (members - 1).clamp(min=1)
 
 
 def _spread(rewards: Tensor, valid: Tensor) -> Tensor:
@@ -151,28 +155,42 @@ def step_credit(returns: Tensor, states: Tensor, valid: Tensor, std: bool = True
 
 
 def context_credit(
-    step_rewards: Tensor, contexts: Tensor, valid: Tensor, std: bool = True, eps: float = STD_EPS
-) -> Tensor:
+    step_rewards: Tensor, contexts: Tensor, valid: Tensor, std: bool = True, eps: float = STD_EPS,
+    sample_rewards: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the credit of each sample's contexts, [groups, samples, turns]; the turns of a context have equal credit.
 
-    The credit is the summed reward of the context's turns, minus the mean of this sum over the group's samples that
-    have a context of the same name. If `std` is True, it is divided by the standard deviation of these sums. The credit
-    is 0 if only one sample has a context of the name, or if all sums are equal. A missing turn stays NaN.
+    The credit is the sum of two differences. The first is the summed reward of the context's turns, minus the mean of
+    this sum over the group's samples that have a context of the same name; it is 0 if only one sample has a context of
+    the name. The second is the sample's part of `sample_rewards` [groups, samples], which `step_rewards` has at the last
+    turn, minus the mean of these over all samples of the group. If `std` is True, the credit is divided by the standard
+    deviation: of the sum if all samples have the context, else the root of the summed variances. A missing turn stays
+    NaN.
     """
     there = valid[..., None] & ~torch.isnan(step_rewards)
+    whole = step_rewards.new_zeros(valid.shape) if sample_rewards is None else sample_rewards
+    last = there & (there.flip(-1).cumsum(-1).flip(-1) == 1)
+    turns = step_rewards - torch.where(last, whole[..., None], 0.0)
     groups, samples, _ = torch.nonzero(there, as_tuple=True)
     members, member = torch.unique(torch.stack([groups, contexts[there], samples], dim=1), dim=0, return_inverse=True)
-    earned = step_rewards.new_zeros(len(members)).index_add(0, member, step_rewards[there])
+    earned = step_rewards.new_zeros(len(members)).index_add(0, member, turns[there])
     _, name, sizes = torch.unique(members[:, :2], dim=0, return_inverse=True, return_counts=True)
+    group, sample = members[:, 0], members[:, 2]
 
     def over(values: Tensor, how: str) -> Tensor:
         """Reduce the values of the contexts of a name; return the result for each of these contexts."""
         return values.new_zeros(len(sizes)).scatter_reduce(0, name, values, how, include_self=False)[name]
 
+    def variance(centred: Tensor) -> Tensor:
+        return over(centred.square(), "sum") / (sizes[name] - 1).clamp(min=1)
+
     apart = over(earned, "amax") > over(earned, "amin")
-    credit = torch.where(apart, earned - over(earned, "mean"), 0.0)
+    own, of_sample = torch.where(apart, earned - over(earned, "mean"), 0.0), group_mean(whole, valid)
+    credit = own + of_sample[group, sample]
     if std:
-        credit = credit / ((over(credit.square(), "sum") / (sizes[name] - 1).clamp(min=1)).sqrt() + eps)
+        in_all = sizes[name] == valid.sum(dim=1)[group]
+        apart_from = variance(own) + _variance(of_sample, valid)[group, 0]
+        credit = credit / (torch.where(in_all, variance(credit), apart_from).sqrt() + eps)
     return (step_rewards * 0.0).masked_scatter(there, credit[member])
 
 

@@ -64,6 +64,7 @@ class Grouping:
         seals = members.values()
         self._masked = rectangle(float(sealed.masked) for sealed in seals) == 1
         rewards = rectangle(sealed.reward for sealed in seals)
+        whole = rectangle(sealed.sample_reward for sealed in seals)
         valid = (rectangle(float(sealed.outcome.judged) for sealed in seals) == 1) & torch.isfinite(rewards)
         parts = {
             name: torch.where(valid, rectangle(sealed.parts.get(name, 0.0) for sealed in seals), 0.0)
@@ -90,7 +91,8 @@ class Grouping:
             row_lengths=self._row_lengths,
             row_sample=self._row_sample,
             baseline=baseline,
-            step_rewards=self._turns(ordered, asked, "step_rewards", np.nan),
+            step_rewards=(steps := self._turns(ordered, asked, "step_rewards", np.nan)),
+            sample_rewards=None if steps is None else torch.where(valid, whole.float().double(), 0.0),
             states=self._turns(ordered, asked, "states", 0),
             contexts=self._turns(ordered, asked, "contexts", 0),
         )

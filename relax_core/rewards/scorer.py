@@ -193,8 +193,8 @@ class RewardScorer:
             return ScoredSample(
                 math.nan, parts, (), result.outcome, f"reward {reward.name}: {result.error}", result.frames
             )
-        steps = trajectory.turn_rewards
-        value, parts = trajectory.environment_reward, ({ENVIRONMENT: trajectory.environment_reward} if steps else {})
+        steps, value = trajectory.turn_rewards, trajectory.environment_reward
+        parts = {ENVIRONMENT: value} if trajectory.step_rewards else {}
         for reward, result in results:
             weight = reward.settings.weight
             value += weight * result.value

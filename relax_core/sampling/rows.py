@@ -116,8 +116,9 @@ def row_batch(
     sealed: list[Sealed] = []
     for (attempt, trajectory, scored), own, (trained, oldest) in zip(samples, owned, counts, strict=True):
         masked = masks_truncated and scored.outcome is Outcome.TRUNCATED
+        whole = scored.value - sum(scored.steps) if scored.outcome.judged else 0.0
         seal = Sealed(attempt, len(own), scored.outcome, scored.value, parts=scored.parts,
-                      baseline=attempt.sample == greedy, masked=masked)  # fmt: skip
+                      baseline=attempt.sample == greedy, sample_reward=whole, masked=masked)  # fmt: skip
         if trained and not masked:
             seal = replace(seal, floor=oldest, trained_tokens=trained, newest=trajectory.newest)
         sealed.append(seal)

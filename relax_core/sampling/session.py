@@ -109,7 +109,7 @@ class Sample:
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
-    """Index of the turn that each of `step_rewards` was given for."""
+    """Index of the turn that each of `step_rewards` was given for; -1: the whole sample."""
     newest: dict[int, int] = field(default_factory=dict)
     """Newest step of the weights that sampled the sample's tokens, by trainer incarnation."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -282,8 +282,8 @@ class Branch:
         """Name of the context of this branch's turns for credit assignment; empty for none."""
         self._state = ""
         """The environment's name for the state in which the next turn begins; empty for none."""
-        self._newest_turn = 0
-        """Index in the sample of this branch's newest turn; before its first turn, its parent's newest turn."""
+        self._newest_turn = -1
+        """Index in the sample of this branch's newest turn; before its first turn, its parent's newest turn; -1: none."""
         sample.branches.append(self)
 
     @property
@@ -359,6 +359,7 @@ class Branch:
         sample.forest, sample.roots, sample.num_tokens = list(first.forest), dict(first.roots), first.num_tokens
         sample.states, sample.contexts = list(first.states), list(first.contexts)
         self.used, self._leaf, self._num_rendered = True, other._leaf, other._num_rendered
+        self._newest_turn = other._newest_turn
         self._tokens, self._media = other._tokens, other._media
         return self._request(request.max_new_tokens, request.stop)
 

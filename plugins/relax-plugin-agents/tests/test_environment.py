@@ -266,5 +266,6 @@ async def test_contexts_of_an_agent_are_paid_apart(functions: EnvironmentPool) -
     trajectory = await played(functions, "x", does="plans")
     refused = await played(functions, "x", does="plans", answer="nobody")
     assert trajectory.contexts == ("planner", "worker", "worker") and len(trajectory.rows()) == 3
-    assert trajectory.turn_rewards == (0.5, 0.0, 1.0) and trajectory.environment_reward == 1.5
+    assert trajectory.turn_rewards == (0.5,) and trajectory.environment_reward == 1.5
+    assert dict(zip(trajectory.step_turns, trajectory.step_rewards, strict=True)) == {0: 0.5, -1: 1.0}
     assert refused.outcome is Outcome.ENVIRONMENT_ERROR and "'nobody'" in refused.info["error"]

@@ -2,6 +2,7 @@
 """Credit of turns: compared where they began in an equal state, of one group, by valid members; and back to tokens."""
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ from relax_plugin_policy_gradient.gigpo import GiGPO, GiGPOOptions
 from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 
 from relax_core import learn
-from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed
+from relax_core.api import AttemptId, Groups, Outcome, Ragged, RowBatch, RowId, Sealed
+from relax_core.api.trajectory import Node, Trajectory
+from relax_core.learn.groups import credited
+from relax_core.rewards.scorer import ScoredSample
+from relax_core.sampling.rows import row_batch
 
 NAN = math.nan
 
@@ -154,3 +159,78 @@ def test_grpo_by_context_is_grpo_where_there_is_one_context(normalise):
     np.testing.assert_allclose(values.values, samples.values, rtol=1e-6)
     with pytest.raises(ValidationError, match="use kl_coef"):
         GRPOOptions(credit_by="context", reward_kl_coef=0.1)
+
+
+def by_hand(samples, std=True):
+    """Credit of each sample's contexts from [(reward of the whole sample, {context: reward of its turns})]."""
+    members = range(len(samples))
+    whole = [samples[i][0] - statistics.fmean(one for one, _ in samples) for i in members]
+    credit = [{} for _ in members]
+    for name in {name for _, contexts in samples for name in contexts}:
+        having = [i for i in members if name in samples[i][1]]
+        own = {i: samples[i][1][name] - statistics.fmean(samples[j][1][name] for j in having) for i in having}
+        for i in having:
+            if len(having) == len(samples):
+                variance = sum((own[j] + whole[j]) ** 2 for j in having) / (len(having) - 1)
+            else:
+                variance = sum(x * x for x in own.values()) / max(1, len(having) - 1)
+                variance += sum(x * x for x in whole) / (len(samples) - 1)
+            credit[i][name] = (own[i] + whole[i]) / (math.sqrt(variance) + 1e-6 if std else 1.0)
+    return credit
+
+
+def credited_by_context(samples, std=True):
+    """Ours, from samples with a row and a turn for each context; the whole sample's reward is of no turn."""
+    played = []
+    for number, (whole, contexts) in enumerate(samples):
+        nodes, names = [], list(contexts)
+        for turn in range(len(names)):
+            nodes += [Node(None, (1, turn), sampled=False), Node(len(nodes), (2, 3), True, (-1.0,) * 2, (0, 0), turn)]
+        trajectory = Trajectory((), "", tuple(nodes), contexts=tuple(names), states=(0,) * len(names))
+        steps = tuple(contexts.values())
+        played.append((AttemptId(0, number, 0), trajectory, ScoredSample(whole + sum(steps), steps=steps)))
+    algorithm = GRPO(GRPOOptions(credit_by="context", normalise="std" if std else "none"))
+    asked = tuple({"loss_mask", *(column.name for column in algorithm.advantage_columns())})
+    batch, seals = row_batch(played, asked=asked)
+    column = credited(algorithm, batch, {seal.attempt: seal for seal in seals}, asked)["advantages"]
+    credit = [{} for _ in samples]
+    for row, values in zip(batch.ids, column.rows(), strict=True):
+        assert values[-1] == values[-2]
+        credit[row.sample][list(samples[row.sample][1])[row.row]] = float(values[-1])
+    return credit
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("samples", [
+    [(1.0, {"plan": 0.0}), (1.0, {"solve": 0.0})],
+    [(1.0, {"plan": 0.0}), (0.0, {"solve": 0.0})],
+    [(1.0, {"plan": 0.0, "solve": 0.0}), (0.5, {"plan": 0.0}), (0.0, {"solve": 0.0, "check": 0.0})],
+    [(0.0, {"plan": 0.5, "solve": 1.0}), (0.0, {"plan": 0.25}), (0.0, {"plan": 0.5, "solve": 0.0})],
+    [(1.0, {"plan": 0.5, "solve": 0.7}), (0.3, {"plan": 0.1}), (0.3, {"plan": 0.5, "solve": 0.1, "check": 9.0})],
+    [(1.0, {"plan": 0.5, "solve": 0.7}), (1.0, {"plan": 0.1, "solve": 0.1}), (0.0, {"plan": 0.1, "solve": 0.7})],
+])  # fmt: skip
+def test_a_reward_for_the_whole_sample_is_compared_with_all_samples_of_the_group(samples, std):
+    ours, theirs = credited_by_context(samples, std), by_hand(samples, std)
+    for own, want in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(want, abs=2e-6)
+
+
+def test_equal_rewards_of_samples_that_end_in_different_contexts_give_no_advantage():
+    assert credited_by_context([(1.0, {"plan": 0.0}), (1.0, {"solve": 0.0})]) == [{"plan": 0.0}, {"solve": 0.0}]
+    assert credited_by_context([(0.3, {"plan": 0.0, "solve": 0.0}), (0.3, {"plan": 0.0})]) == [
+        {"plan": 0.0, "solve": 0.0}, {"plan": 0.0},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_by_context_is_by_sample_where_samples_have_one_common_context_or_only_rewards_as_a_whole(std):
+    by_sample = GRPO(GRPOOptions(normalise="std" if std else "none"))
+    for samples in (
+        [(1.0, {"": 0.25}), (0.0, {"": 0.75}), (0.5, {"": 0.0})],
+        [(1.0, {"plan": 0.0, "solve": 0.0}), (0.0, {"plan": 0.0}), (0.1, {"check": 0.0})],
+    ):
+        rewards = numbers([[whole + sum(contexts.values()) for whole, contexts in samples]])
+        groups = Groups(rewards, torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.int64))
+        want = by_sample.advantages(groups).values[0].tolist()
+        for own, value in zip(credited_by_context(samples, std), want, strict=True):
+            assert list(own.values()) == pytest.approx([value] * len(own), abs=1e-6)

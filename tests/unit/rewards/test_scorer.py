@@ -242,9 +242,15 @@ async def test_a_reward_judges_the_tasks_that_no_other_reward_judges(plugin: Pat
 
 
 async def test_without_rewards_the_environment_judges(plugin: Path) -> None:
+    whole = replace(said("z", step_rewards=(0.5, 2.0)), step_turns=(-1, 1))
     async with scoring(plugin) as scorer:
-        ((won, lost),) = await scorer.score([(group()[0], [said("x", step_rewards=(0.0, 1.0)), said("y")])])
+        ((won, lost, other),) = await scorer.score(
+            [(group()[0], [said("x", step_rewards=(0.0, 1.0)), said("y"), whole])]
+        )
+        ((only,),) = await scorer.score([(group()[0], [replace(whole, step_turns=(-1, -1))])])
     assert (won.value, won.steps, lost.value) == (1.0, (0.0, 1.0), 0.0)
+    assert (other.value, other.steps, other.parts) == (2.5, (0.0, 2.0), {"environment": 2.5})
+    assert (only.value, only.steps, only.parts) == (2.5, (), {"environment": 2.5}), "both are for the whole sample"
 
 
 async def test_attempts_that_failed_before_are_not_scored_and_a_failed_group_fails_whole_and_alone(

@@ -94,6 +94,7 @@ async def test_a_single_turn_s_state_is_its_task() -> None:
 
 async def test_branches_have_turns_of_their_own_and_what_they_are_given_is_their_newest_s() -> None:
     async def branching(session: Session) -> None:
+        session.reward(16.0)
         await session.generate()
         left, right = session, session.fork()
         left.observe("same")
@@ -110,6 +111,7 @@ async def test_branches_have_turns_of_their_own_and_what_they_are_given_is_their
     assert sorted(node.turn for node in game.forest if node.sampled) == [0, 1, 2, 3]
     assert game.states[1] == game.states[2]
     assert game.turn_rewards == (0.0, 0.25, 8.5, 1.0)
+    assert game.environment_reward == 25.75, "a reward before the first turn is for the whole sample"
 
 
 def test_keys_distinguish_roles_parts_and_media() -> None:

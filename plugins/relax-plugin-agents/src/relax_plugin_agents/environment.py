@@ -197,7 +197,7 @@ class Agent(Environment[AgentOptions]):
                 raise ValueError(
                     f"the agent returned a reward for the context {context!r}, but has read no answer in this context"
                 )
-            calls[-1].branch.reward(float(reward))
+            (calls[-1].branch if context else agent.history.root).reward(float(reward))
 
 
 @contextlib.asynccontextmanager

@@ -101,7 +101,7 @@ class Verifiers(Environment[VerifiersOptions]):
         if not rewards or not all(isinstance(one, int | float) and math.isfinite(one) for one in rewards.values()):
             fix = 'give the task a @vf.reward, or set reward = "rewards" and let [[rewards]] judge'
             raise RuntimeError(f"verifiers: the task was not judged; its rewards are {rewards}; {fix}")
-        read[-1].branch.reward(float(sum(rewards.values())))
+        session.reward(float(sum(rewards.values())))
 
 
 class HostProcess:

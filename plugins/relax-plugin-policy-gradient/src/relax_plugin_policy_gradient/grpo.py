@@ -30,8 +30,9 @@ class GRPOOptions(ClippedOptions):
     subtract the mean."""
     credit_by: Literal["sample", "context"] = "sample"
     """Rewards to compare. `sample`: those of whole samples. `context`: those of a named context (one of several agents,
-    a sub-agent) with those of the same context in the group's remaining samples. A reward without a context belongs to
-    the last turn's context."""
+    a sub-agent) with those of the same context in the group's remaining samples. A reward for the whole sample, such as
+    those of `[[rewards]]`, is compared with those of the group's remaining samples, and its difference from their mean is
+    added to the credit of each context."""
     aggregation: Aggregation = "trajectory"
     """Aggregation of the tokens' losses. `trajectory` (the paper): mean over the tokens of all rows of a sample, then
     over samples; `sequence`: mean over each sequence (row), then over sequences, which is the same if every sample has
@@ -59,6 +60,9 @@ class GRPO(ClippedPolicyGradient[GRPOOptions]):
         """Return one advantage for all tokens of a sample, or of a context (outcome supervision)."""
         if self.options.credit_by == "context":
             std = self.options.normalise == "std"
-            return learn.of_turns(learn.context_credit(groups.step_rewards, groups.contexts, groups.valid, std), groups)
+            credit = learn.context_credit(
+                groups.step_rewards, groups.contexts, groups.valid, std, sample_rewards=groups.sample_rewards
+            )
+            return learn.of_turns(credit, groups)
         normalised = learn.group_mean_std if self.options.normalise == "std" else learn.group_mean
         return normalised(groups.rewards, groups.valid)

@@ -219,7 +219,8 @@ class RolloutTable(Options):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same number."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """Nucleus sampling: share of the probability mass from which tokens are sampled; 1: the whole distribution."""
+    """Nucleus sampling: share of the probability mass from which tokens are sampled; 1: the whole distribution. Below 1,
+    set `algorithm.correction` to "truncate": with "behaviour", the plan warns of tokens that lose their gradient."""
     top_k: NonNegativeInt = 0
     """Number of the likeliest tokens from which a token is sampled, before `top_p`; 0: all tokens. As with `top_p`,
     engines return log-probs of the truncated distribution, and the trainer those of the whole distribution."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
+from relax_core.api.batch import ROLLOUT_LOG_PROBS
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunConfig
+from relax_core.config.tables import RolloutTable
 from relax_core.learn.policy_gradient import WEIGHS, PolicyGradient, PolicyGradientOptions
 from relax_core.registry.catalogue import Catalogue
 
@@ -36,6 +38,36 @@ def correction_notes(config: RunConfig, catalogue: Catalogue) -> Iterator[str]:
         )
         to_correct = f"to correct: {', '.join(differences)}; " if differences else ""
         yield f"algorithm.correction is {correction!r} ({source}); {to_correct}{effect}"
+
+
+def truncation_notes(config: RunConfig, catalogue: Catalogue) -> Iterator[str]:
+    """Yield a warning for each algorithm whose ratio is to an engine that samples from a truncated distribution.
+
+    Such an engine renormalises its log-probs, and the trainer does not. So the ratio of a token is the share of the
+    probability that top_p and top_k keep, even without lag. The weight of `truncate` is this share: it gives the policy
+    gradient over the kept tokens.
+    """
+    table = config.rollout
+    given = [
+        f"rollout.{name} = {getattr(table, name):g}"
+        for name in ("top_p", "top_k")
+        if getattr(table, name) != RolloutTable.model_fields[name].default
+    ]
+    for chosen in config.algorithms if given else ():
+        algorithm = catalogue.build(chosen)
+        if not isinstance(algorithm, PolicyGradient) or ROLLOUT_LOG_PROBS not in algorithm.columns():
+            continue
+        options = algorithm.options
+        if options.correction != "behaviour" or getattr(options, "clip_low", 0.0) >= 1:
+            continue
+        fix = "set rollout.top_p = 1 and rollout.top_k = 0"
+        if "truncate" in get_args(type(options).model_fields["correction"].annotation):
+            fix = f'set algorithm.correction = "truncate", or {fix}'
+        yield (
+            f"warning: {' and '.join(given)} with algorithm.correction = 'behaviour' ({chosen.name}): each token's ratio is "
+            "at most the share of the probability that was kept for it, so the bounds of the ratio take the gradient from "
+            f"tokens with a negative advantage where this share is small; {fix}"
+        )
 
 
 def _differences(config: RunConfig) -> Iterator[str]:

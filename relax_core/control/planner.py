@@ -26,7 +26,7 @@ from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import context_reason, model_context, routing
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import DataTable, EvalTable
-from relax_core.control.corrections import correction_notes
+from relax_core.control.corrections import correction_notes, truncation_notes
 from relax_core.control.placement import (
     engine_class,
     has_gpus,
@@ -122,7 +122,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         trained, served = config.model.dtype, config.engine_dtype
         notes.append(f"trainers compute in {trained}, engines in {served}: weights are published in {served}")
     if samples:
-        notes += correction_notes(config, catalogue)
+        notes += (*truncation_notes(config, catalogue), *correction_notes(config, catalogue))
     notes += placement_notes(config, users, groups, len(visible_gpus(os.environ)))
     planned = Plan(
         mode=config.placement.mode,

@@ -3,8 +3,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
+from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 
+from relax_core import learn
+from relax_core.api import Ragged, RowBatch, RowId
 from tests.unit.control import conftest
 
 START = "the ratio is to the policy at the step's start, and "
@@ -108,3 +113,47 @@ def test_each_algorithm_of_a_run_has_its_own_line(catalogue):
 def test_an_algorithm_with_its_own_loss_has_no_line(catalogue, algorithm):
     teachers = [] if algorithm == "sft" else [{"path": "t"}]
     assert told(catalogue, algorithm=algorithm, teachers=teachers) == []
+
+
+@pytest.mark.parametrize(("overrides", "algorithm", "said"), [
+    (("rollout.top_p=0.9",), "grpo", 'rollout.top_p = 0.9 with algorithm.correction = \'behaviour\' (grpo)'),
+    (("rollout.top_k=20", "rollout.top_p=0.5"), "dapo", "rollout.top_p = 0.5 and rollout.top_k = 20 with"),
+    (("rollout.top_k=20",), "dppo", "rollout.top_k = 20 with"),
+    (("rollout.top_k=20",), "m2po", "rollout.top_k = 20 with"),
+    (("rollout.top_p=0.9", "algorithm.correction=truncate"), "grpo", ""),
+    (("rollout.top_p=0.9", "algorithm.correction=none"), "grpo", ""),
+    (("rollout.top_p=0.9",), "cispo", ""),
+    (("rollout.top_p=0.9",), "gspo", ""),
+    (("rollout.top_p=0.9",), "rloo", ""),
+    ((), "grpo", ""),
+])  # fmt: skip
+def test_a_ratio_to_an_engine_that_truncates_is_warned_of(catalogue, overrides, algorithm, said):
+    made = conftest.planned(catalogue, "max_staleness=1", *overrides, algorithm={"name": algorithm}, placement="async")
+    warnings = [note for note in made.notes if note.startswith("warning: rollout.")]
+    assert len(warnings) == bool(said)
+    if said:
+        assert said in warnings[0] and warnings[0].endswith("set rollout.top_p = 1 and rollout.top_k = 0")
+        assert ('set algorithm.correction = "truncate", or' in warnings[0]) == (algorithm != "m2po")
+
+
+def test_truncate_keeps_the_gradient_that_behaviour_loses_under_a_truncated_distribution():
+    """Over all tokens of a nucleus that holds 0.7 of the probability; the policy has not moved since it sampled."""
+    share, kept = 0.7, torch.tensor([0.4, 0.2, 0.1], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, -2.0], dtype=torch.float64)
+    ids = tuple(RowId(0, sample, 0, 0) for sample in range(3))
+    pairs = {"old_log_probs": kept.log(), "rollout_log_probs": (kept / share).log(), "advantages": advantages}
+    rows = {name: Ragged.of([np.array([0.0, float(value)]) for value in values]) for name, values in pairs.items()}
+    rows["tokens"] = Ragged.of([np.array([1, token], np.int32) for token in range(3)])
+    rows["loss_mask"] = Ragged.of([np.array([0, 1], np.uint8)] * 3)
+    batch, slopes = learn.PackedBatch(RowBatch(ids, rows), dtype=torch.float64), {}
+    for correction in ("truncate", "behaviour", "none"):
+        log_probs = batch.column("old_log_probs").clone().requires_grad_()
+        algorithm = GRPO(GRPOOptions(correction=correction, aggregation="token"))
+        (values,) = (
+            term.value for term in algorithm.loss(batch, learn.Outputs({"log_probs": log_probs})).terms.values()
+        )
+        slopes[correction] = torch.autograd.grad(values[batch.loss_mask].sum(), log_probs)[0][batch.loss_mask]
+    expected = -kept * advantages  # of each token, weighted by how often the engine samples it
+    torch.testing.assert_close(slopes["truncate"] * kept / share, expected)
+    torch.testing.assert_close(slopes["behaviour"] * kept / share, torch.stack([expected[0], *torch.zeros(2).double()]))
+    torch.testing.assert_close(slopes["none"] * kept / share, expected / share)

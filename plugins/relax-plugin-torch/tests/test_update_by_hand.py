@@ -106,6 +106,14 @@ def test_an_update_that_no_row_reaches_still_moves_weights_by_their_moments(star
             assert torch.allclose(weights, mine[name], rtol=1e-4, atol=1e-5), name
 
 
+def test_an_update_that_begins_again_keeps_no_gradient_of_the_abandoned_one(start: Any) -> None:
+    trainer, rows = start(), make_rows()
+    counts = _accumulated(trainer, rows)
+    once = gradients(trainer)
+    accumulate(trainer, rows, nominal=counts)
+    assert once and all(torch.equal(once[name], slope) for name, slope in gradients(trainer).items())
+
+
 def test_losses_are_reported_with_true_counts_for_any_nominal_count(start: Any) -> None:
     rows, told = make_rows(), []
     for nominal in (1.0, 4.0):

@@ -287,14 +287,14 @@ def _without_prefix(step: Any) -> Any:
     inner = next((key for key in ("normalizers", "pretokenizers", "decoders") if key in step), None)
     if inner is not None:
         return {**step, inner: [_without_prefix(each) for each in step[inner] if each["type"] != "Prepend"]}
-    changes = {
-        "Prepend": {"type": "Sequence", "normalizers": []},
+    if step["type"] == "Prepend":
+        return {"type": "Sequence", "normalizers": []}
+    changes: dict[str, dict[str, Any]] = {
         "Metaspace": {"prepend_scheme": "never"},
         "ByteLevel": {"add_prefix_space": False},
         "Strip": {"start": 0} if "start" in step else {"strip_left": False},
     }  # fmt: skip
-    change = changes.get(step["type"], {})
-    return change if step["type"] == "Prepend" else {**step, **change}
+    return {**step, **changes.get(step["type"], {})}
 
 
 def _date(given: str | None) -> datetime:

@@ -72,7 +72,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._in_parts: frozenset[str] = frozenset()
         """Roles whose content the template gets as a list of parts, since it does not show their content as text."""
-        self._lost: dict[Hashable, Sequence[int]] = {}
+        self._lost: dict[int, Sequence[int]] = {}
         """Indices of the messages that the template leaves out, by form of a conversation."""
         try:
             self._template = compiled(text, {"raise_exception": _raise, "strftime_now": now.strftime})
@@ -243,7 +243,7 @@ class ChatTemplate:
 
         Raises ConfigError, without a trial, if the template refuses the messages and does not read parts.
         """
-        key = (form, new, *map(form_of, messages))
+        key = hash((form, new, *map(form_of, messages)))  # the forms themselves are as long as the conversations
         lost = self._lost.get(key)
         if lost is None:
             if not self._reads_parts:

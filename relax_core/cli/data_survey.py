@@ -360,6 +360,9 @@ class _SourceRows:
 
     source: TaskSource
 
+    def __len__(self) -> int:
+        return len(self.source)
+
     def content(self, index: int) -> RowContent:
         return row_content(self.source[index])
 

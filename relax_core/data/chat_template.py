@@ -434,7 +434,7 @@ def _one_call_each(fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for piece in pieces for message in piece]
 
 
-_Written = tuple[str, Sequence[Mapping[str, Any]]]
+_Written = tuple[str, Sequence[dict[str, Any]]]
 """The text that a template wrote, and the fields of the new messages."""
 _Write = Callable[[Sequence[Message], Set[str]], _Written]
 """A function of the messages, and of the roles whose content is given as a list of parts."""

@@ -182,7 +182,8 @@ def context_credit(
         return values.new_zeros(len(sizes)).scatter_reduce(0, name, values, how, include_self=False)[name]
 
     def variance(centred: Tensor) -> Tensor:
-        return over(centred.square(), "sum") / (sizes[name] - 1).clamp(min=1)
+        squares: Tensor = over(centred.square(), "sum") / (sizes[name] - 1).clamp(min=1)
+        return squares
 
     apart = over(earned, "amax") > over(earned, "amin")
     own, of_sample = torch.where(apart, earned - over(earned, "mean"), 0.0), group_mean(whole, valid)

@@ -207,9 +207,9 @@ def open_tasks(
     for error in unmatched_filters(run, found) if trains else ():
         raise error
     tasks = found[0]
-    if given and not trains:
-        train, held = range(len(tasks)), ()
-    else:
+    train: Sequence[int] = range(len(tasks))
+    held: Sequence[int] = ()
+    if trains or not given:
         train, held = tasks.hold_out(run.eval.num_held_out, run.seed, context.run_dir)
     if not run.eval.every:
         return tasks, train, []

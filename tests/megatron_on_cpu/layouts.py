@@ -18,7 +18,7 @@ from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
 from tests.trainers import ALGORITHM, train
 
 STEPS, SAVED = 20, 10
-OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, weight_decay=0.1)
+OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, betas=(0.8, 0.98), weight_decay=0.1)
 COLUMNS = ("log_probs", "entropy")
 
 

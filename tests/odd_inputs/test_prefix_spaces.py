@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from relax_core.api.family import Rendered
+from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
 from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
 from relax_core.data.row_proof import example_faults
+from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.requests import stop_end
 from relax_core.sampling.first_samples import task_facts
 from relax_core.sampling.session import Branch, Limits, Sample
@@ -171,3 +174,20 @@ def test_the_proof_of_a_row_finds_a_space_and_a_word_that_the_row_does_not_have(
     assert [text[:20] for text in lost] == ["the tokens leave out", "the trained tokens r"]
     untrained = proof(made.tokens, (*made.mask[:given], 0, *made.mask[given + 1 :]))
     assert any("without words of" in fault for fault in untrained) or answer == " 4"
+
+
+class Pool:
+    """An engine pool that keeps the sequences to score."""
+
+    async def score(self, sequences: list[tuple[int, ...]], temperature: float) -> list[list[float]]:
+        self.sequences = sequences
+        return [[0.0] * len(sequence) for sequence in sequences]
+
+
+def test_completions_are_scored_as_parts_of_the_whole_text(folder: Path) -> None:
+    family, tokenizer = opened(folder)
+    pool: Any = Pool()
+    client = PoolModelClient("judge", pool, family, SystemClock(), 60.0)
+    for prompt, completion in (("2+2=", "4"), ("", "2+2=")):
+        asyncio.run(client.score(prompt, [completion]))
+        assert pool.sequences == [(tokenizer.token_to_id("<s>"), *whole(tokenizer, prompt + completion))]

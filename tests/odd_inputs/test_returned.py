@@ -242,8 +242,18 @@ def charged(entry: dict[str, Any]) -> Iterator[None]:
     check_says(entry, str(caught.value))
 
 
+class Store:
+    """The part of a bus that keeps the state of a sampler."""
+
+    async def statistics(self) -> dict[str, int]:
+        return {"oldest_group": 7, "oldest_open": 7}
+
+    async def keep(self, name: str, kept: Any) -> None:
+        pass
+
+
 @entries("sampler")
-def test_samplers_and_filters_are_named(entry: dict[str, Any]) -> None:
+async def test_samplers_and_filters_are_named(entry: dict[str, Any]) -> None:
     tasks: Any = [Task(str(number), "x") for number in range(4)]
     issue = Issue(7, (AttemptId(7, 0, 0),))
     group = InflightGroup(issue, tasks[0], Version("actor", 0, 0), None)  # type: ignore[arg-type]
@@ -252,7 +262,7 @@ def test_samplers_and_filters_are_named(entry: dict[str, Any]) -> None:
         selection = Selection(OddSampler(entry), {"odd": OddFilter(entry)}, tasks, range(4), 0, 0)
         selection.task(7)
         selection.take([group])
-        selection.state()
+        await selection.keep(Store())  # type: ignore[arg-type]
 
 
 def rows() -> RowBatch:

@@ -101,12 +101,12 @@ DEFAULTS_OF_ONE: Mapping[str, Options] = {
     "dpo": {"beta": 0.1, "loss_type": "sigmoid", "label_smoothing": 0.0},
     "dppo": {"divergence": "tv", "delta": 0.15, "ratio_cap": 20.0},
     "dr-grpo": {"aggregation": "sum"},
-    "gdpo": {"aggregation": "sequence", "weights": {}},
+    "gdpo": {"aggregation": "trajectory", "weights": {}},
     "gigpo": {"gamma": 0.95, "step_weight": 1.0, "normalise": "std"},
     "gpg": {"correction": "truncate"},
-    "grpo": {"aggregation": "sequence", "normalise": "std", "credit_by": "sample"},
+    "grpo": {"aggregation": "trajectory", "normalise": "std", "credit_by": "sample"},
     "gspo": {
-        "aggregation": "sequence", "correction": "truncate", "correction_level": "geometric",
+        "aggregation": "trajectory", "correction": "truncate", "correction_level": "geometric",
         "clip_low": 3e-4, "clip_high": 4e-4,
     },
     "m2po": {"second_moment": 0.04, "ratio_cap": 20.0},
@@ -119,7 +119,7 @@ DEFAULTS_OF_ONE: Mapping[str, Options] = {
     "remax": SUMMED,
     "reward-model": {"margin": 0.0, "margins": False, "center_coef": 0.0},
     "rloo": SUMMED,
-    "sapo": {"aggregation": "sequence", "tau_positive": 1.0, "tau_negative": 1.05},
+    "sapo": {"aggregation": "trajectory", "tau_positive": 1.0, "tau_negative": 1.05},
     "sft": {},
 }  # fmt: skip
 """Algorithm -> defaults of its own options, and defaults that differ from `DEFAULTS`: those of its paper."""

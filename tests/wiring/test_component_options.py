@@ -418,8 +418,8 @@ TABLE = "tests/unit/data/test_table.py::test_a_folder_with_several_splits_is_ref
 QUESTION = f"{GYM}/test_source.py::test_a_task_is_a_question_with_the_instruction_and_the_recipe_of_its_entry"
 ELSEWHERE = {
     "function.function": "tests/unit/rewards/test_functions.py::test_the_component_calls_the_function_of_its_file",
-    "megatron.loss_scale": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured",
-    "megatron.loss_scale_window": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured",
+    "megatron.loss_scale": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured_and_gradients_are_not",
+    "megatron.loss_scale_window": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured_and_gradients_are_not",
     "remote.url": f"{REMOTE}::test_a_sample_goes_out_whole_and_its_score_comes_back",
     "remote.headers": f"{REMOTE}::test_headers_can_be_secrets_and_options_show_no_credential",
     "remote.truncated": f"{REMOTE}::test_a_cut_response_is_sent_and_marked_by_default",

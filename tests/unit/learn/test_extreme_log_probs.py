@@ -12,6 +12,7 @@ FAR = [(-95.0, -1.0), (-1.0, -95.0), (-1e5, -1e-6), (-1e-6, -1e5)]
 CASES = [
     *((name, {}) for name in NAMES),
     *(("gspo", {"correction": correction, "correction_level": "sequence"}) for correction in ("truncate", "mask")),
+    ("grpo", {"kl_estimator": "k3"}),
     ("dppo", {"divergence": "kl", "correction": "none"}),
     *(("grpo", {"correction": correction, "dual_clip": 0.0}) for correction in ("none", "mask", "reject", "truncate")),
     *(("distillation", {"divergence": divergence}) for divergence in ("reverse", "forward", "jsd")),
@@ -32,9 +33,8 @@ def rows_at(log_prob, others, advantage):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name} {options or ''}" for name, options in CASES])
-@pytest.mark.parametrize("estimator", ["k3", "unbiased"])
-def test_losses_gradients_and_metrics_are_finite_for_extreme_log_probs(name, options, estimator):
-    algorithm = build(name, {**options, "kl_coef": 0.1, "kl_estimator": estimator})
+def test_losses_gradients_and_metrics_are_finite_for_extreme_log_probs(name, options):
+    algorithm = build(name, {"kl_coef": 0.1, "kl_estimator": "unbiased", **options})
     for advantage in (1.0, -1.0):
         for log_prob, others in FAR:
             rows = rows_at(log_prob, others, advantage)

@@ -348,9 +348,12 @@ def prepare_resume(
     from_checkpoint = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if from_checkpoint else None
     resume = point.resume if point is not None else None
+    finished = (read_document(run_dir / "summary.json") or {}).get("status") == "finished"
+    if point is not None and (point.undone or (finished and point.resume.step < former.steps)):
+        point = point.with_undone(export) if (export := paths[0] / "export").is_dir() else point
     reached = present is None and not unfinished and resume is not None and resume.step >= config.steps
     # A run that did not finish may still have to write its export; but a reached steps=N leaves nothing to do.
-    if reached and (overrides or (read_document(run_dir / "summary.json") or {}).get("status") == "finished"):
+    if reached and (overrides or finished):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
     later = _later_stages(left[1:], catalogue, done + config.steps)

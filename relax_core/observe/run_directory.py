@@ -47,6 +47,8 @@ TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
 EVALUATIONS = "evaluations.jsonl"
+OF_THE_END = ("summary.json", "report.html", "reward.png")
+"""Files that describe a run up to its end; the next start of the run makes them untrue, and its end writes them again."""
 SCALE_REQUESTS = ".scale-requests"
 """Folder with a file for each open request to scale an engine pool."""
 PROFILE_REQUEST = ".profile-request"
@@ -100,7 +102,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
-        """Open an existing run for writing, and remove the record of its end and its open requests.
+        """Open an existing run for writing, and remove the records of its end and its open requests.
 
         Raises ConfigError while another process writes the run.
         """
@@ -109,7 +111,8 @@ class RunDirectory:
             _reserve(run.path)
             starting = {"run_id": run.name, "state": "starting"}
             run.write("status", status_document((), time.monotonic(), time.time(), starting))
-            (run.path / "summary.json").unlink(missing_ok=True)
+            for name in OF_THE_END:
+                (run.path / name).unlink(missing_ok=True)
             for request in get_args(Request):
                 run.take_request(request)
             run.take_scale_requests()

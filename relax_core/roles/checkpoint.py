@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, disk_error
 from relax_core.api.events import CheckpointSaved, Logged
@@ -219,12 +219,17 @@ class ResumePoint:
     notices: tuple[str, ...] = ()
     """Sentences for the user about damaged, unchecked or later checkpoints."""
     undone: tuple[Path, ...] = ()
-    """Later checkpoints, which are damaged or were not chosen; the resumed run trains their steps again."""
+    """Later checkpoints, which are damaged or were not chosen, and the final export of later steps. The resumed run trains
+    these steps again."""
+
+    def with_undone(self, export: Path) -> Self:
+        """Return the same point, which undoes a final export too."""
+        return replace(self, notices=(*self.notices, _kept(export)), undone=(*self.undone, export))
 
     def set_aside(self) -> None:
-        """Rename the later checkpoints to `undone-*` instead of deleting them, so that no run resumes from them."""
+        """Rename what is undone to `undone-*` instead of deleting it, so that neither a run nor a person goes on with it."""
         for path in self.undone:
-            kept = path.with_name(f"undone-{step_of(path):06d}")
+            kept = _undone(path)
             with disk_errors(path):
                 shutil.rmtree(kept, ignore_errors=True)
                 os.replace(path, kept)
@@ -267,8 +272,13 @@ def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> Res
     raise DamagedCheckpoint(f"{run_dir}: every checkpoint is damaged: {'; '.join(problems)}; restore one from a backup")
 
 
+def _undone(path: Path) -> Path:
+    return path.with_name(f"undone-{path.name.removeprefix('step-')}")
+
+
 def _kept(path: Path) -> str:
-    return f"checkpoint {path.name} is kept as undone-{step_of(path):06d}, which you may delete"
+    what = "the export of later steps" if path.name == "export" else f"checkpoint {path.name}"
+    return f"{what} is kept as {_undone(path).name}, which you may delete"
 
 
 def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:

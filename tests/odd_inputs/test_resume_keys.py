@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import json
 import shutil
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -134,7 +135,9 @@ async def trained(prepared, step):
             selection.task(group)
         await selection.keep(bus)
         bus.queue.version = Version("actor", 0, STEP)
-        await bus.checkpoint(STEP, prepared.stages[0].launch.run_dir + "/checkpoints")
+        point = Path(prepared.stages[0].launch.run_dir) / f"checkpoints/step-{STEP:06d}"
+        await bus.checkpoint(STEP, str(point))
+        (point / "state.json").write_text(json.dumps({"schema": 1, "step": STEP, "incarnation": 0}))
         first = STEP * GROUPS
     await bus.close()
     return [rows.where(selection.task(group)) for group in range(first, first + 3 * TASKS)]
@@ -156,7 +159,7 @@ def begun(request, tmp_path_factory):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     layer = {
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "tasks.jsonl")}, "sampler": "mixture",
-        "rollout": {"groups_per_step": GROUPS, "group_size": 2, "max_new_tokens": 20}, "steps": 200,
+        "rollout": {"groups_per_step": GROUPS, "group_size": 2, "max_new_tokens": 20}, "steps": STEP,
         "eval": {"size": HELD_OUT},
     }  # fmt: skip
     prepared = prepare([layer], KINDS[request.param], run_dir=folder / "run")
@@ -225,6 +228,29 @@ def test_a_run_of_an_earlier_version_keeps_the_tasks_that_its_configuration_held
     prepare_resume(tmp_path / "run", ["eval.every=9"], unfinished=True).directory.close()
     with pytest.raises(ConfigError, match="began with 4"):
         prepare_resume(tmp_path / "run", ["eval.size=9"], unfinished=True)
+
+
+@pytest.mark.parametrize(
+    ("later", "steps", "undone"), [(True, STEP, True), (False, STEP + 2, True), (False, STEP, False)]
+)
+def test_a_resume_sets_the_export_of_undone_steps_aside(begun, tmp_path, later, steps, undone):
+    run = shutil.copytree(begun[0], tmp_path / "run")
+    if later:
+        shutil.copytree(run / f"checkpoints/step-{STEP:06d}", run / f"checkpoints/step-{STEP + 1:06d}")
+    (run / "config.toml").write_text(
+        (run / "config.toml").read_text().replace(f"steps = {STEP}\n", f"steps = {steps}\n")
+    )
+    (run / "export").mkdir()
+    (run / "undone-export").mkdir()
+    (run / "export/config.json").touch()
+    for name in ("summary.json", "report.html", "reward.png"):
+        (run / name).write_text('{"status": "finished"}')
+    prepared = prepare_resume(run, ["steps=9"], STEP)
+    prepared.directory.close()
+    assert [(run / name / "config.json").exists() for name in ("export", "undone-export")] == [not undone, undone]
+    assert ("the export of later steps is kept as undone-export, which you may delete" in prepared.notices) == undone
+    assert (run / f"checkpoints/undone-{STEP + 1:06d}").exists() == later
+    assert not any((run / name).exists() for name in ("summary.json", "report.html", "reward.png"))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def tables_of(path: Path, split: str) -> list[Path]:
         lines = sorted(file.name for file in path.iterdir() if file.suffix in JSON_SUFFIXES)
         empty = f"name a file of the folder, such as {lines[0]}" if lines else "name a folder with tables"
         fix = 'choose one: source = { name = "files", split = ... }' if chosen else empty
-        raise ConfigError("data", f"{path}, which has the splits {', '.join([known, *others])}", fix)
+        has = f"the splits {', '.join([known, *others])}" if chosen else f"no tables ({', '.join(SUFFIXES)})"
+        raise ConfigError("data", f"{path}, which has {has}", fix)
     return next(iter(next(iter(chosen.values())).values()))
 
 

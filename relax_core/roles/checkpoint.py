@@ -227,7 +227,7 @@ class ResumePoint:
         return replace(self, notices=(*self.notices, _kept(export)), undone=(*self.undone, export))
 
     def set_aside(self) -> None:
-        """Rename what is undone to `undone-*` instead of deleting it, so that neither a run nor a person goes on with it."""
+        """Rename checkpoints and the export to `undone-*` instead of deleting them, so that no run resumes from them."""
         for path in self.undone:
             kept = _undone(path)
             with disk_errors(path):

@@ -25,6 +25,11 @@ def real_runs(runner: str) -> Callable[[int, float], list[str]]:
     return command
 
 
+def search(seed: int) -> list[str]:
+    """Return the options with which property tests try examples of this seed, not the same ones as in the suite."""
+    return ["--hypothesis-profile=search", f"--hypothesis-seed={seed}"]
+
+
 FOLDERS = ("tests", "plugins", "--ignore=tests/clients")
 PARTS: dict[str, Callable[[int, float], list[str]]] = {
     "schedules": lambda seed, scale: [
@@ -32,7 +37,10 @@ PARTS: dict[str, Callable[[int, float], list[str]]] = {
     ],
     "crash-points": lambda seed, scale: ["tests.chaos.crash_checks"],
     "bad-inputs": lambda seed, scale: ["tests.fuzz", "--first", str(seed), "--count", str(round(INPUTS * scale))],
-    "searches": lambda seed, scale: ["pytest", "-n", "2", "-m", "faults and not process", *FOLDERS],
+    "searches": lambda seed, scale: ["pytest", "-n", "2", *search(seed), "-m", "faults and not process", *FOLDERS],
+    "properties": lambda seed, scale: [
+        "pytest", "-n", "2", *search(seed), "-m", "hypothesis and not faults and not process", *FOLDERS
+    ],
     "killed-runs": lambda seed, scale: ["pytest", "-n", "0", "-m", "faults and process", *FOLDERS],
     "local-runs": real_runs("local"),
     "ray-runs": real_runs("ray"),

@@ -27,7 +27,7 @@ from relax_core.bus import gate
 from relax_core.bus.journal import FinalRecord, LedgerJournal
 from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.bus.queue import TransferQueue
-from relax_core.engines.engine_state import EngineState
+from relax_core.engines.engine_state import MAX_FAILURES, EngineState
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Router
 
@@ -204,6 +204,8 @@ class Schedule(RuleBasedStateMachine):
         """What it ran goes on elsewhere; another process takes its place with the newest weights."""
         self.hear()
         name = NAMES[engine]
+        if self.router.engines[name].restarts.spent == MAX_FAILURES:
+            return  # one more failure in a row would end the run
         (action,) = self.router.on_failure(name, self.router.engines[name].failures, "killed")
         assert action.engine == name
         self.engines[engine] = self.published

@@ -110,8 +110,8 @@ class TaskFiles(TaskSource[OptionsT]):
     def remarks(self) -> Iterator[str]:
         for column, (count, first) in self._faults.items():
             yield (
-                f"values that can't be passed on as they are in the column {column!r}: {count}, the first at {first}; "
-                "half of a surrogate pair became a replacement character, any other such value None"
+                f"column {column!r} has {count} values that tasks can't hold, the first at {first}; a half of a surrogate "
+                "pair is read as U+FFFD, any other such value as None"
             )
 
     def _task(self, file: TaskFile, number: int, row: Any, faults: dict[str, str] | None = None) -> Task:

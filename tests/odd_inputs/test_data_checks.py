@@ -107,7 +107,7 @@ def test_data_that_a_run_refuses_is_refused_before_the_run(folder, name):
 
 def test_values_that_cannot_be_passed_on_are_named_by_the_check_and_by_the_run(folder):
     file = configured(folder, rows=[ROWS[0], {**ROWS[1], "rubric": "\ud83d"}])
-    said = f"in the column 'rubric': 1, the first at {folder}/tasks.jsonl:2: 'rubric' holds \\ud83d"
+    said = f"column 'rubric' has 1 values that tasks can't hold, the first at {folder}/tasks.jsonl:2: 'rubric' holds \\ud83d"
     assert checked(file) == (2, 0, [])
     assert said in CliRunner().invoke(app, ["data", "check", str(file)]).stdout
     assert said in CliRunner().invoke(app, ["data", "check", str(folder / "tasks.jsonl")]).stdout

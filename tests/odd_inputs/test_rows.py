@@ -105,7 +105,7 @@ def test_a_line_is_a_good_row_or_a_bad_row_with_its_line(tmp_path, case):
         assert {name: found[name] for name in case["values"]} == case["values"]
     said = list(source.remarks())
     assert (
-        [case["remark"] in one and ": 1, the first at" in one for one in said] == [True]
+        [case["remark"] in one and " has 1 values that tasks can't hold, the first at" in one for one in said] == [True]
         if "remark" in case
         else not said
     )

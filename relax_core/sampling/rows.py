@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -117,11 +116,13 @@ def row_batch(
     for (attempt, trajectory, scored), own, (trained, oldest) in zip(samples, owned, counts, strict=True):
         masked = masks_truncated and scored.outcome is Outcome.TRUNCATED
         whole = scored.value - sum(scored.steps) if scored.outcome.judged else 0.0
-        seal = Sealed(attempt, len(own), scored.outcome, scored.value, parts=scored.parts,
-                      baseline=attempt.sample == greedy, sample_reward=whole, masked=masked)  # fmt: skip
-        if trained and not masked:
-            seal = replace(seal, floor=oldest, trained_tokens=trained, newest=trajectory.newest)
-        sealed.append(seal)
+        floor, num_trained, newest = (oldest, trained, trajectory.newest) if trained and not masked else (0, 0, {})
+        sealed.append(
+            Sealed(
+                attempt, len(own), scored.outcome, scored.value, floor, num_trained, scored.parts, newest,
+                attempt.sample == greedy, whole, masked,
+            )
+        )  # fmt: skip
     if "media" in asked:
         keys = [[key for node, _ in path for key in node.media] for path in chain.from_iterable(owned)]
         columns["media"] = Ragged.of([key_bytes(own) for own in keys], like=key_bytes(()))

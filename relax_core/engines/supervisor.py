@@ -402,7 +402,7 @@ class EngineSupervisor:
                 raise InfrastructureError(f"{slot.name}: unhealthy after its start: {health.facts.get('failure', '')}")
             self._check_model(facts)
             if self._updates is None and not facts.get("fingerprint"):
-                fix = "return the fact fingerprint from start(), as the engines of relax-plugin-transformers do"
+                fix = "return the fact `fingerprint` from Engine.start()"
                 raise InfrastructureError(f"{slot.name}: nothing proves that it has the model of its pool; {fix}")
             self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
             await self._offload_as_planned(slot)

@@ -8,16 +8,18 @@ the component is of another kind, or the name is mistyped.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from relax_core.api.component import KINDS, Component, Configurable, ContractT, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
@@ -231,62 +233,14 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
     )
 
 
-_POLICY_GRADIENT = (
-    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gigpo", "gpg", "grpo", "gspo", "m2po", "max-rl", "opo", "ppo", "reinforce",
-    "reinforce-plus-plus", "reinforce-plus-plus-baseline", "remax", "rloo", "sapo",
-)  # fmt: skip
+@cache
+def installable() -> dict[str, dict[str, str]]:
+    """Return the distribution to install for each component of this repository's plugins, by kind and name.
 
-_REWARDS = (
-    "code", "dapo", "deepscaler", "exact", "f1", "format", "geo3k", "gpqa", "instructions", "judge", "judge-pairs", "maths",
-    "multiple-choice", "openr1mm", "overlong", "random", "remote", "repetition",
-)  # fmt: skip
-
-KNOWN: dict[str, dict[str, str]] = {
-    "algorithm": {
-        **dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
-        "distillation": "relax-plugin-distillation",
-        **dict.fromkeys(("dpo", "reward-model", "sft"), "relax-plugin-supervised"),
-    },
-    "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),
-    "sampler": dict.fromkeys(("curriculum", "mixture", "success-rate"), "relax-plugin-selection"),
-    "reward": {
-        **dict.fromkeys(_REWARDS, "relax-plugin-rewards"),
-        "reasoning-gym": "relax-plugin-reasoning-gym",
-    },
-    "task-source": {"reasoning-gym": "relax-plugin-reasoning-gym"},
-    "environment": {
-        **dict.fromkeys(("agent", "verifiers"), "relax-plugin-agents"),
-        "gymnasium": "relax-plugin-gymnasium",
-        "mcp": "relax-plugin-mcp",
-        "openenv": "relax-plugin-openenv",
-        "search": "relax-plugin-search",
-        **dict.fromkeys(("textarena", "textarena-team"), "relax-plugin-textarena"),
-        "zoom": "relax-plugin-omni",
-    },
-    "modality-processor": dict.fromkeys(("image", "video", "audio"), "relax-plugin-omni"),
-    "engine": {
-        "transformers": "relax-plugin-transformers",
-        "vllm": "relax-plugin-vllm",
-        "sglang": "relax-plugin-sglang",
-    },
-    "trainer": {"megatron": "relax-plugin-megatron", "torch": "relax-plugin-torch"},
-    "sink": {
-        "clearml": "relax-plugin-clearml",
-        "mlflow": "relax-plugin-mlflow",
-        "opentelemetry": "relax-plugin-opentelemetry",
-        "prometheus": "relax-plugin-prometheus",
-        "swanlab": "relax-plugin-swanlab",
-        "tensorboard": "relax-plugin-tensorboard",
-        "trackio": "relax-plugin-trackio",
-        "wandb": "relax-plugin-wandb",
-    },
-    "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
-    "scaling-policy": dict.fromkeys(("target-utilization", "balance"), "relax-plugin-scaling"),
-    "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
-    "bus": {"transferqueue": "relax-plugin-transferqueue"},
-}
-"""The distribution to install for each component of this repository's plugins. A test compares this table with the
-plugins, so that no error recommends a package that does not exist."""
+    `.ci/plugins.py` writes the file, so that no error recommends a package that does not exist.
+    """
+    text = Path(__file__).with_name("plugins.json").read_text(encoding="utf-8")
+    return cast(dict[str, dict[str, str]], json.loads(text))
 
 
 def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
@@ -306,7 +260,7 @@ def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
 
 
 def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> Record | None:
-    home = KNOWN.get(kind.name, {}).get(name, "")
+    home = installable().get(kind.name, {}).get(name, "")
     for record in (record for record in records if record.state is not PluginState.OK):
         named = wanted in (record.distribution, record.name) if wanted else canonical(record.distribution) == home
         if named or (not wanted and _claims(record, kind.hook, name)):
@@ -356,7 +310,7 @@ def _elsewhere(kind: Kind, wanted: str, name: str, records: Sequence[Record]) ->
 
 
 def _installable(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> str:
-    home = KNOWN.get(kind.name, {}).get(name, "")
+    home = installable().get(kind.name, {}).get(name, "")
     if not home or wanted not in ("", home):
         return ""
     for record in records:

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding, importing and building components, and every way in which a name can be wrong."""
 
-from pathlib import Path
-
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, PluginError, Reward
 from relax_core.registry import Catalogue, ResolvedPlugin
-from relax_core.registry.catalogue import KNOWN
-
-ROOT = Path(__file__).parents[3]
+from relax_core.registry.catalogue import installable
 
 
 def load(*files: str) -> Catalogue:
@@ -67,7 +63,7 @@ def test_an_unknown_name_says_what_to_do(half, kind, name, said):
 
 
 def test_a_component_of_a_plugin_that_is_not_installed_names_the_plugin(monkeypatch):
-    monkeypatch.setitem(KNOWN, "trainer", {"other": "relax-plugin-other"})
+    monkeypatch.setitem(installable(), "trainer", {"other": "relax-plugin-other"})
     with pytest.raises(ConfigError, match="its plugin is not installed; pip install relax-plugin-other"):
         load().find("trainer", "other")
 
@@ -208,17 +204,6 @@ def test_of_an_interpreter_of_its_own_only_what_both_have_is_compared(half):
     other = [*want, ResolvedPlugin("fake-half", "2.0")]
     with pytest.raises(InfrastructureError, match="fake-half.*have 1.0, want 2.0"):
         have.verify(other, shared=True)
-
-
-def test_the_suggested_plugins_are_those_that_offer_the_component():
-    """The plugins of this repository are installed where its tests run."""
-    folders = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
-    box = {record.distribution: record for record in load().records if record.distribution in folders}
-    offered = {(kind, component.name): name for name, record in box.items() for kind, component in record.components}
-    suggested = {(kind, name): plugin for kind, plugins in KNOWN.items() for name, plugin in plugins.items()}
-    assert len(box) > 5
-    assert set(suggested.values()) <= folders
-    assert {key: plugin for key, plugin in suggested.items() if plugin in box} == offered
 
 
 def test_a_package_that_is_missed_late_names_the_extra_that_installs_it(site):

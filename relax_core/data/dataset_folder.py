@@ -21,7 +21,7 @@ SPLITS = {
     "dev": "validation", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
 """Names of splits that files and folders of dataset hubs have -> the usual name of the split."""
-_SHARD = re.compile(r"^(.*?)-\d+(?:-of-\d+)?(?:-[0-9a-f]+)?$")
+_SHARD = re.compile(r"^(.*?)-\d+(?:-of-(?P<count>\d+))?(?:-[0-9a-f]+)?$")
 _NUMBERED = re.compile(r"^\d+(?:-of-\d+)?$")
 
 
@@ -59,7 +59,18 @@ def tables_of(path: Path, split: str) -> list[Path]:
         fix = 'choose one: source = { name = "files", split = ... }' if chosen else empty
         has = f"the splits {', '.join([known, *others])}" if chosen else f"no tables ({', '.join(SUFFIXES)})"
         raise ConfigError("data", f"{path}, which has {has}", fix)
-    return next(iter(next(iter(chosen.values())).values()))
+    files = next(iter(next(iter(chosen.values())).values()))
+    _check_shards(files)
+    return files
+
+
+def _check_shards(files: Collection[Path]) -> None:
+    """Raise ConfigError if files named like `train-00000-of-00003` are not all there, or if two sets of them are mixed."""
+    counts = [match["count"] for file in files if (match := _SHARD.match(file.stem)) and match["count"]]
+    if counts and set(map(int, counts)) != {len(counts)}:
+        has = f"{len(counts)} of the split's shards, whose names say {' and '.join(sorted(set(counts)))}"
+        fix = "complete the folder, or merge the shards that you want into one file and name the file"
+        raise ConfigError("data", f"{min(files).parent}, which has {has}", fix)
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:

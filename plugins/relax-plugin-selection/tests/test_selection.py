@@ -94,6 +94,11 @@ def test_a_mixture_of_unknown_kinds_is_refused() -> None:
         Mixture(MixtureOptions(weights={"math": 2.0})).open(tasks("source", ["maths"]))
 
 
+def test_a_mixture_over_a_column_that_a_task_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sampler.column = 'kind': got None in task 0; give each task a value"):
+        Mixture(MixtureOptions(column="kind")).open(tasks("source", ["maths", "code"]))
+
+
 def test_uncertain_tasks_come_more_often() -> None:
     sampler = SuccessRate(SuccessRateOptions(memory=0.0))
     for task, rate in enumerate((0.0, 0.5, 1.0)):

@@ -30,7 +30,11 @@ class Mixture(Sampler[MixtureOptions]):
     def open(self, tasks: Sequence[Task]) -> None:
         self._kinds = {}
         for index in range(len(tasks)):
-            self._kinds.setdefault(str(tasks[index].column(self.options.column)), []).append(index)
+            kind = tasks[index].column(self.options.column)
+            if kind is None:
+                fix = "give each task a value in that column, or choose another sampler.column"
+                raise ConfigError(f"sampler.column = {self.options.column!r}", f"None in task {tasks[index].id}", fix)
+            self._kinds.setdefault(str(kind), []).append(index)
         unknown = sorted(set(self.options.weights) - set(self._kinds))
         if unknown or not any(self._weight(kind) > 0 for kind in self._kinds):
             got = f"weights {dict(self.options.weights)} of kinds {sorted(self._kinds)}"

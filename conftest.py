@@ -53,15 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=wanting)
         config.pluginmanager.get_plugin("skips").wanting_gpus = len(wanting)  # type: ignore[union-attr]
         items[:] = [item for item in items if item not in wanting]
+    starting, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
-        if item.get_closest_marker("ray"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if "ray" in marks:
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker("process")
-        elif not item.get_closest_marker("xdist_group"):
+            marks.add("process")
+        elif "xdist_group" not in marks:
             item.add_marker(pytest.mark.xdist_group(item.parent.nodeid if item.parent else item.nodeid))
-        if item.get_closest_marker("process"):
+        if "process" in marks:
             item.add_marker(pytest.mark.flaky(reruns=1))
-    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+        (starting if "process" in marks else others).append(item)
+    items[:] = starting + others
 
 
 def lacks_gpus(item: pytest.Item) -> bool:

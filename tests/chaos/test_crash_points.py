@@ -17,9 +17,9 @@ from tests.chaos.__main__ import environment
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
-EVERY = {"run": 3, "resume": 1, "documents": 3, "stages": 3, "media": 3, "export": 3}
+EVERY = {"run": 7, "resume": 3, "documents": 9, "stages": 7, "media": 5, "export": 9}
 """Every which point of a sequence is looked at. Odd, so that points before and after an operation take turns."""
-LEAST = {"run": 20, "resume": 20, "documents": 20, "stages": 10, "media": 5, "export": 10}
+LEAST = {"run": 10, "resume": 7, "documents": 7, "stages": 4, "media": 3, "export": 4}
 """Points that must have been looked at."""
 
 

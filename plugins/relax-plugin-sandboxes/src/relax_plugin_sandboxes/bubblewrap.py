@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from relax_core.api import InfrastructureError, OpenBox, Options, ProgramResult, Sandbox, SandboxLimits
+from relax_core.api import InfrastructureError, OpenBox, Options, ProgramEnd, ProgramResult, Sandbox, SandboxLimits
 from relax_plugin_sandboxes.files import read_file, write_file
 from relax_plugin_sandboxes.program import Program, bounded, check_socket, socket_variable
 from relax_plugin_sandboxes.system import SETTINGS, SYSTEM, interpreter_folders
@@ -33,6 +33,23 @@ HELD = "/box"
 GIVEN_SOCKET = "/socket"
 """Path of the box's socket for the holder, and for programs that may use the socket."""
 ENTER = "/usr/bin/nsenter"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+"""The machine's devices that bubblewrap binds into a box."""
+PROBE = f"""
+import os
+print(6 * 7)
+for folder, _, names in os.walk("/proc/sys"):
+    for path in (os.path.join(folder, name) for name in names):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            print(path)
+        except OSError:
+            pass
+for path in {DEVICES}:
+    if os.stat(path).st_uid == os.getuid() and not os.statvfs(path).f_flag & os.ST_RDONLY:
+        print(path)
+"""
+"""Test program: prints 42, then each kernel setting that it opened for writing and each device whose mode it could change."""
 START_S = 10.0
 ADVICE = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces, no AppArmor rule "
@@ -61,15 +78,23 @@ class Bubblewrap(Sandbox[BubblewrapOptions]):
         self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
     async def probe(self) -> None:
-        """Run a test program in a box. Raises InfrastructureError with the kernel's reason if the program fails."""
+        """Run a test program in a box.
+
+        Raises InfrastructureError with the kernel's reason if the program fails, or naming what it could change.
+        """
         box = await self.open(SandboxLimits(wall_s=START_S))
         try:
-            result = await box.run([box.python, "-I", "-S", "-c", "print(6 * 7)"], b"", {}, 0.0, False)
+            result = await box.run([box.python, "-I", "-S", "-c", PROBE], b"", {}, 0.0, False)
         finally:
             await box.close()
-        if result.stdout.strip() != b"42":
+        answer, *could = result.stdout.decode().split() or [""]
+        if answer != "42" or result.end is not ProgramEnd.OK:
             said = result.stderr.decode(errors="replace").strip() or result.end
             raise InfrastructureError(f"sandbox bubblewrap: a test program failed in it: {said}; {ADVICE}")
+        if could:
+            what = f"{len(could)} settings or devices of the machine, such as {could[0]}"
+            fix = 'update bwrap, or use [sandbox] name = "landlock"'
+            raise InfrastructureError(f"sandbox bubblewrap: a program in it can change {what}; {fix}")
 
     async def open(self, limits: SandboxLimits) -> BubblewrapBox:
         check_socket(limits)
@@ -100,6 +125,9 @@ class BubblewrapBox(OpenBox):
     async def start(self) -> None:
         """Start the holder and wait until its file system is mounted."""
         info_read, info_write = os.pipe()
+        own = ("/dev", *filter(os.path.ismount, DEVICES)) if os.geteuid() == 0 else ()
+        # Programs can still write to read-only devices; bubblewrap's --remount-ro would also forbid that.
+        keeping = "".join(f"mount -o remount,bind,ro {path} && " for path in own)
         names = [flag for path, inner in self._inner_binary() for flag in ("--ro-bind", path, inner)]
         if self._limits.socket:
             names += ["--bind", self._limits.socket, GIVEN_SOCKET]
@@ -109,7 +137,7 @@ class BubblewrapBox(OpenBox):
                 *self._system, *names, "--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/tmp",
                 "--size", str(self._limits.disk_mb << 20), "--perms", "0700", "--tmpfs", HELD,
                 "--die-with-parent", "--info-fd", str(info_write), "--",
-                "/bin/sh", "-c", f"mkdir -m 700 {HELD}/work {HELD}/tmp && echo && exec /bin/sleep infinity",
+                "/bin/sh", "-c", f"{keeping}mkdir -m 700 {HELD}/work {HELD}/tmp && echo && exec /bin/sleep infinity",
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 pass_fds=(info_write,), env={"PATH": "/usr/bin:/bin"}, start_new_session=True,
             )  # fmt: skip
@@ -230,7 +258,7 @@ class BubblewrapBox(OpenBox):
             "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534",
             "--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--info-fd", str(info_write),
             *self._system, "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm",
-            "--remount-ro", "/dev", "--bind", f"{HELD}/work", WORK, "--bind", f"{HELD}/tmp", "/tmp",
+            "--remount-ro", "/dev", "--remount-ro", "/proc", "--bind", f"{HELD}/work", WORK, "--bind", f"{HELD}/tmp", "/tmp",
             *given, "--remount-ro", "/", "--chdir", WORK, "--clearenv",
             *(flag for name, value in own.items() for flag in ("--setenv", name, value)),
             "--", *bounded(self._limits), *command,

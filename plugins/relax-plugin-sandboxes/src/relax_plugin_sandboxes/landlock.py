@@ -40,6 +40,7 @@ for what, attempt in {
     "read a file of yours": lambda: open(secret).read(),
     "change a file of yours": lambda: os.truncate(secret, 0),
     "change the mode of a file of yours": lambda: os.chmod(secret, 0o777),
+    "change a kernel setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
     "connect to this machine": lambda: socket.create_connection(("127.0.0.1", int(port)), 1),
     "signal a process of yours": lambda: os.kill(int(pid), 0),
 }.items():

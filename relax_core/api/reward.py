@@ -18,6 +18,9 @@ from relax_core.api.sandbox import NO_SANDBOX, SandboxClient, SandboxLimits
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 
+LARGEST_REWARD = 1e9
+"""Largest absolute value of a reward, its parts and the credit of a turn: float32 holds sums of its squares."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:

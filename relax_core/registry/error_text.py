@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from relax_core.api.errors import PluginError, RelaxError
+from relax_core.api.errors import PluginError, RelaxError, printable
 
 _LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _CORE = os.path.dirname(os.path.dirname(_LOADER)) + os.sep
@@ -28,7 +28,7 @@ def plugin_frames(error: BaseException) -> str:
     if not kept and not isinstance(error, SyntaxError):
         return ""
     shown.stack = traceback.StackSummary.from_list(kept)
-    return "".join(shown.format(chain=False))
+    return printable("".join(shown.format(chain=False)))
 
 
 def innermost(error: BaseException) -> str:
@@ -57,7 +57,7 @@ def said(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the message of an error; works for an author's exception whose `__str__` raises."""
     try:
-        return str(error)
+        return printable(str(error))
     except Exception as other:
         return f"without a message, since its __str__ raised {type(other).__name__}"
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from relax_core.api.reward import LARGEST_REWARD
 
 LONGEST = 80
 """Largest number of characters of a value that an error shows."""
@@ -34,6 +37,18 @@ def checked(value: Any, wanted: Any, where: str) -> Any:
         place, got = fault
         raise WrongShape(f"{where}{place}: got {got}")
     return value
+
+
+def reward_number(value: Any, where: str) -> float:
+    """Return a reward as a plain float. Raises WrongShape for anything but a number of at most LARGEST_REWARD."""
+    checked(value, float, where)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= LARGEST_REWARD:
+        raise WrongShape(f"{where}: got {shown(value)}; want a finite number from -1e9 to 1e9")
+    return number
 
 
 def shown(value: Any, longest: int = LONGEST) -> str:

@@ -14,11 +14,10 @@ import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError
+from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, printable
 from relax_core.api.reward import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
@@ -26,7 +25,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.error_text import message_of
-from relax_core.registry.shapes import WrongShape, checked, shown
+from relax_core.registry.shapes import WrongShape, checked, reward_number, shown
 from relax_core.rewards.functions import FunctionReward, reward_of
 from relax_core.rpc import messages
 from relax_core.rpc.isolated_host import DONE, IsolatedHost
@@ -196,7 +195,7 @@ class RewardHost(IsolatedHost):
             if isinstance(result, RewardResult) and not result.outcome.judged:
                 return GoldResult(error=result.error)
             scores.append(result.value if isinstance(result, RewardResult) else result)
-        return GoldResult(gold.read, tuple(gold.responses), tuple(scores), gold.best)
+        return GoldResult(gold.read, tuple(gold.responses), tuple(scores), reward_number(gold.best, "Gold.best"))
 
     def pack_result(self, item: Unit, result: Any) -> list[Any]:
         """Check the author's return value: a finite number or `Score` for each sample; plain numbers stay plain."""
@@ -224,8 +223,8 @@ class RewardHost(IsolatedHost):
                 continue
             score = result if isinstance(result, Score) else Score(result)
             try:
-                value, steps = _finite(score.value), tuple(_finite(step) for step in score.steps)
-                parts = {str(name): _finite(part) for name, part in score.parts.items()}
+                value, parts = reward_number(score.value, "value"), _parts(score.parts)
+                steps = tuple(reward_number(step, f"steps[{turn}]") for turn, step in enumerate(score.steps))
                 yield RewardResult(value, parts, steps) if parts or steps else value
             except Exception as error:  # such as an attribute that is missing, or the error of an author's own type
                 kind = type(result).__name__
@@ -252,16 +251,19 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
     own = [frame for frame in trace if frame.filename.startswith(root)] or trace[-1:]
     trace = trace[trace.index(own[0]) :] if own else []
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else where(author)
-    frames = "".join([*traceback.format_list(trace), *traceback.format_exception_only(error)])
+    frames = printable("".join([*traceback.format_list(trace), *traceback.format_exception_only(error)]))
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
     message = message_of(error)
     failed = RewardResult(
         outcome=Outcome.REWARD_ERROR, error=f"{kind}: {message} ({place})", kind=kind, place=place, frames=frames
     )
-    if isinstance(error, Unreadable):
-        parts = {str(name): float(part) for name, part in error.parts.items() if isinstance(part, int | float)}
-        return replace(failed, outcome=Outcome.REWARD_UNREADABLE, error=message, parts=parts)
-    return failed
+    if not isinstance(error, Unreadable):
+        return failed
+    try:
+        return replace(failed, outcome=Outcome.REWARD_UNREADABLE, error=message, parts=_parts(error.parts))
+    except Exception as wrong:  # of parts that are not numbers
+        fault = f"raised Unreadable({message!r:.200}) with {message_of(wrong)} ({place})"
+        return replace(failed, outcome=Outcome.REWARD_INVALID, error=fault, kind="invalid parts")
 
 
 def check_results(unit: Unit, results: Any) -> None:
@@ -273,10 +275,10 @@ def check_results(unit: Unit, results: Any) -> None:
     for result in results:
         if isinstance(result, GoldResult):
             continue
-        value = result.value if isinstance(result, RewardResult) else result
-        judged = not isinstance(result, RewardResult) or result.outcome.judged
-        if judged and not math.isfinite(value):
-            raise WrongShape(f"results: got {shown(result)}; a score is finite")
+        if not isinstance(result, RewardResult):
+            result = RewardResult(result)
+        for number in (result.value,) * result.outcome.judged + (*result.steps, *result.parts.values()):
+            reward_number(number, "results")
 
 
 def where(author: Callable[..., Any]) -> str:
@@ -306,15 +308,8 @@ def reads_golds(reward: Any) -> bool:
     return getattr(kind, "gold", Reward.gold) is not Reward.gold and not getattr(reward, "needs_engines", ())
 
 
-def _finite(value: object) -> float:
-    if not isinstance(value, Real) and getattr(value, "ndim", None) == 0:
-        value = value.item()  # type: ignore[attr-defined]  # a tensor or array of one number
-    if not isinstance(value, Real):
-        raise TypeError(f"{type(value).__name__} is not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("not finite")
-    return number
+def _parts(parts: Mapping[str, Any]) -> dict[str, float]:
+    return {printable(str(name)): reward_number(part, f"parts[{name!r:.40}]") for name, part in parts.items()}
 
 
 class PassedFunction(Reward):

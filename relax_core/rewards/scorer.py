@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
+from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.role import Clock, Workers
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
@@ -202,8 +203,10 @@ class RewardScorer:
             parts[reward.name] = result.value
             if result.steps:
                 steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
-        if not math.isfinite(value):
-            return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, f"the weighted sum of {parts} is {value}")
+        if not all(abs(number) <= LARGEST_REWARD for number in (value, *steps)):
+            largest = max((value, *steps), key=abs)
+            error = f"the weighted sum of {parts} is {largest}; want at most 1e9 for a sample and each turn: lower the weights"
+            return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, error)
         return ScoredSample(value, parts, steps, trajectory.outcome)
 
 

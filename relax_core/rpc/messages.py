@@ -145,6 +145,8 @@ class _Encoder:
             return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
         if isinstance(value, tuple) and not hasattr(cls, "_fields"):
             return self._encode(tuple(value))
+        if isinstance(value, (str, float)) and not isinstance(value, Enum):  # a subclass, whose own methods never run
+            return str.__str__(value) if isinstance(value, str) else float.__float__(value)
         if isinstance(value, (set, frozenset)):
             return msgpack.ExtType(_SET, encode(list(value)))
         if isinstance(value, dict) or hasattr(value, "keys"):

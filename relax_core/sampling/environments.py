@@ -27,7 +27,7 @@ from relax_core.api.task import MediaKind, Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.registry.error_text import authored
-from relax_core.registry.shapes import checked, returned_by
+from relax_core.registry.shapes import checked, returned_by, reward_number
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import (
     END_S,
@@ -500,7 +500,7 @@ class RemoteSession:
         self._notify("discard", reason)
 
     def reward(self, value: float) -> None:
-        self._notify("reward", float(checked(value, float, "reward")))
+        self._notify("reward", reward_number(value, "reward"))
 
     def note(self, info: Mapping[str, Any]) -> None:
         self._notify("note", PlainData(dict(checked(info, Mapping[str, Any], "info"))))

@@ -25,7 +25,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
 from relax_core.engines.requests import SAMPLING, Generate, PendingRequest, SamplingParams
 from relax_core.registry.error_text import innermost, message_of
-from relax_core.registry.shapes import WrongShape, checked, returned_by
+from relax_core.registry.shapes import WrongShape, checked, returned_by, reward_number
 from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
@@ -231,7 +231,7 @@ async def step(environment: Environment, action: Action) -> StepResult:
     """
     taken = await environment.step(action)
     checked(taken, Step, returned_by(environment.step))
-    reward = None if taken.reward is None else float(taken.reward)  # it may be a number of numpy, or an array of one
+    reward = None if taken.reward is None else reward_number(taken.reward, f"{returned_by(environment.step)}.reward")
     taken = replace(taken, done=bool(taken.done), reward=reward)
     return taken, _observed(environment, taken.observation)
 
@@ -282,7 +282,7 @@ def total_text(total_s: float) -> str:
 
 
 def error_text(method: str, error: BaseException) -> str:
-    """Describe an error in one line, with the file and line that raised it."""
+    """Describe an error in one line, with the author's line that led to it, or else the line that raised it."""
     trace = traceback.extract_tb(error.__traceback__)
-    place = f" ({trace[-1].filename}:{trace[-1].lineno})" if trace else ""
-    return f"{method} raised {type(error).__name__}: {message_of(error)}{place}"
+    place = innermost(error) or "".join(f"{frame.filename}:{frame.lineno}" for frame in trace[-1:])
+    return f"{method} raised {type(error).__name__}: {message_of(error)}{f' ({place})' * bool(place)}"

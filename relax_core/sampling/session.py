@@ -37,7 +37,7 @@ from relax_core.engines.requests import (
     watch_for,
 )
 from relax_core.registry.error_text import innermost, message_of, said
-from relax_core.registry.shapes import WrongShape, checked, shown
+from relax_core.registry.shapes import WrongShape, checked, reward_number, shown
 from relax_core.rpc import messages as wire
 
 if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
@@ -451,7 +451,7 @@ class Branch:
             forest[at] = replace(forest[at], discarded=reason)
 
     def reward(self, value: float) -> None:
-        self.sample.step_rewards.append(float(checked(value, float, "reward")))
+        self.sample.step_rewards.append(reward_number(value, "reward"))
         self.sample.step_turns.append(self._newest_turn)
 
     def note(self, info: Mapping[str, Any]) -> None:

@@ -27,13 +27,29 @@ class Unshowable:
         raise RuntimeError("no words")
 
 
+class Loud(float):
+    """A number whose own methods no process but its author's may run."""
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise RuntimeError("ran a method of an author's number")
+
+    __repr__ = __abs__ = __mul__ = __rmul__ = __add__ = __radd__ = __eq__ = __hash__ = _refuse  # type: ignore[assignment]
+
+
+class Said(str):
+    """A text that stays of this class when it is converted to a text."""
+
+    def __str__(self) -> str:
+        return self
+
+
 def raised(error: BaseException) -> NoReturn:
     raise error
 
 
 NAMES: dict[str, Any] = {
     **{name: getattr(api, name) for name in api.__all__}, "numpy": numpy, "torch": torch, "asyncio": asyncio, "raised": raised,
-    "Speechless": Speechless, "Unshowable": Unshowable, "Unreadable": Unreadable,
+    "Speechless": Speechless, "Unshowable": Unshowable, "Loud": Loud, "Said": Said, "Unreadable": Unreadable,
 }  # fmt: skip
 
 

@@ -120,6 +120,7 @@ async def check_environment(name: str, entry: dict[str, Any]) -> None:
     for trajectory in found:
         if entry.get("ok"):
             assert trajectory.outcome is Outcome.FINISHED, trajectory.info
+            assert set(map(type, trajectory.step_rewards)) <= {float}
         else:
             assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
             check_says(entry, trajectory.info["error"])
@@ -200,7 +201,7 @@ async def test_a_reward_fails_the_samples_that_it_judged(entry: dict[str, Any]) 
         await workers.close()
     for scored in (one, other):
         if entry.get("ok"):
-            assert scored.outcome is Outcome.FINISHED and math.isfinite(scored.value)
+            assert scored.outcome is Outcome.FINISHED and math.isfinite(scored.value) and type(scored.value) is float
         else:
             assert scored.outcome == entry["outcome"] and math.isnan(scored.value)
             check_says(entry, scored.error)

@@ -153,7 +153,7 @@ async def test_parallel_calls_of_one_sample_are_rows_of_it(functions: Environmen
         ("functions", "says_nothing", "", "has read no answer"),
         ("functions", "gives_no_number", "no", "reported no reward"),
         ("functions", "gives_no_number", "text", "finite number"),
-        ("functions", "gives_no_number", "nan", "finite number"),
+        ("functions", "gives_no_number", "large", "-1e+308 as its reward; return a finite number from -1e9 to 1e9"),
         ("functions", "breaks", "", "the agent of t broke"),
         ("programs", "silent", "", "reported no reward"),
         ("programs", "fail", "", "exited with 3: what went wrong"),

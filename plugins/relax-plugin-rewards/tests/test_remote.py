@@ -140,7 +140,7 @@ def test_a_number_or_a_score_is_read(text: str, score: Score) -> None:
     [
         "", "good", "NaN", "Infinity", "1e999", "true", "null", '"1"', "[1]", "{}", '{"reward": 1}', '{"score": null}',
         '{"score": NaN}', '{"score": true}', '{"score": 1, "parts": [1]}', '{"score": 1, "parts": {"a": "b"}}',
-        '{"score": 1, "why": "x"}', "9" * 400, "[" * 99999, "<html>",
+        '{"score": 1, "why": "x"}', "9" * 400, "9" * 5000, "1e200", "[" * 99999, "<html>",
     ],
 )  # fmt: skip
 def test_anything_else_is_an_error_that_quotes_it(text: str) -> None:

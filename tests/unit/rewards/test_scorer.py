@@ -31,7 +31,7 @@ import asyncio, os, re, subprocess, time
 from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 from tests.passing import an_hour_passes
 
-BORN = time.monotonic_ns()  # differs between processes
+BORN = time.monotonic()  # differs between processes
 
 class Length(Reward):
     def score(self, task, trajectory):

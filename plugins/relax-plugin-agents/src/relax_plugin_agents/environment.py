@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
 
 from relax_core.api import Environment, Options, ProgramEnd, SandboxLimits, Session, Task, load_function
+from relax_core.api.reward import LARGEST_REWARD
 from relax_plugin_agents.boxed import AGENT_S, describe_end, read_copies, run_agent, run_judge
 from relax_plugin_agents.forward import GATEWAY
 from relax_plugin_agents.gateway import AgentSession, Gateway
@@ -191,8 +192,8 @@ class Agent(Environment[AgentOptions]):
             raise RuntimeError(f"the agent reported no reward; {fix}")
         for context, reward in given.items():
             calls = [call for call in read if call.context == context] if context else read
-            if not isinstance(reward, int | float) or not math.isfinite(reward):
-                raise TypeError(f"the agent returned {reward!r} as its reward; return a finite number")
+            if not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
+                raise TypeError(f"the agent returned {reward!r} as its reward; return a finite number from -1e9 to 1e9")
             if not calls:
                 raise ValueError(
                     f"the agent returned a reward for the context {context!r}, but has read no answer in this context"

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from starlette.routing import Route
 
 from relax_core.api import Action, Generated, InfrastructureError, ModelClient, Session
 from relax_core.api.engine import NO_ENGINES
+from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.task import ToolCall
 from relax_plugin_agents.dialects import DIALECTS
 from relax_plugin_agents.dialects.reading import LONGEST_SHOWN, check_characters
@@ -361,8 +361,9 @@ class Gateway:
             reward, context = body.get("reward"), _context(body.get("context", ""))
         except Refused as refused:
             return JSONResponse({"error": str(refused)}, 400)
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
-            return JSONResponse({"error": f"reward: got {str(reward)[:LONGEST_SHOWN]}; send a finite number"}, 400)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
+            fix = "send a finite number from -1e9 to 1e9"
+            return JSONResponse({"error": f"reward: got {str(reward)[:LONGEST_SHOWN]}; {fix}"}, 400)
         if context and not any(call.context == context and call.action for call in session.history.calls):
             return JSONResponse({"error": f"context: got {context!r}; no call of this context was answered"}, 400)
         session.reported[context] = float(reward)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+
+from relax_core.api.reward import LARGEST_REWARD
 
 CLOSE_S = 5.0
 """Time limit for closing a connection, in seconds."""
@@ -196,8 +197,8 @@ def _observed(data: Mapping[str, Any]) -> Answer:
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
     if not isinstance(observation, dict) or not isinstance(done, bool):
         raise ServerFailed(f"the server's answer has no valid observation: {str(data)[:200]}")
-    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-        raise ServerFailed(f"the server gave the reward {reward!r}; it must be a finite number")
+    if reward is not None and (not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD):
+        raise ServerFailed(f"the server gave the reward {reward!r}; it must be a finite number from -1e9 to 1e9")
     return Answer(observation, None if reward is None else float(reward), done)
 
 

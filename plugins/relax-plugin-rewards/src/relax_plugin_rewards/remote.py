@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from relax_core.api import InfrastructureError, Message, Options, Outcome, Reward, Score, Secret, Task, Trajectory
 from relax_core.api.options import LITERAL
+from relax_core.api.reward import LARGEST_REWARD
 
 if TYPE_CHECKING:
     import httpx
@@ -177,6 +177,6 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST_REWARD:
+        raise ValueError(f"{value!r} is not a finite number from -1e9 to 1e9")
     return float(value)

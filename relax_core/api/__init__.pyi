@@ -32,8 +32,8 @@ from .engine import (
     ModelClient as ModelClient,
 )
 from .environment import (
-    Action as Action, Environment as Environment, Observation as Observation, Session as Session, Step as Step,
-    Tool as Tool, tools_digest as tools_digest,
+    Action as Action, Environment as Environment, Observation as Observation, PromptRefused as PromptRefused,
+    Session as Session, Step as Step, Tool as Tool, tools_digest as tools_digest,
 )
 from .errors import (
     ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, DiskFull as DiskFull, Diverged as Diverged,

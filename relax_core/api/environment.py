@@ -17,6 +17,7 @@ from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.engine import NO_ENGINES, ModelClient
 from relax_core.api.sandbox import NO_SANDBOX, SandboxClient, SandboxLimits
 from relax_core.api.task import MediaKind, Message, Part, Task, ToolCall
+from relax_core.api.trajectory import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,18 @@ class Step:
     """Facts to add to the sample's `info`, which rewards and viewers read."""
 
 
+class PromptRefused(Exception):
+    """Messages that the policy can't take, for example roles in an order that the chat template refuses.
+
+    `Session.generate` raises this error before it samples. If the environment catches it, the sample continues on its
+    other branches; else the sample ends with `outcome`.
+    """
+
+    def __init__(self, message: str, outcome: Outcome = Outcome.ENVIRONMENT_ERROR) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
 class Session(Protocol):
     """One branch of a sample, through which an environment's `run` talks to the policy."""
 
@@ -92,7 +105,8 @@ class Session(Protocol):
         """Sample the policy's next turn on this branch.
 
         `on_partial`: callback that gets the partial turn repeatedly during sampling. The partial text has only characters
-        that later tokens can't change. During a long turn, the calls become less frequent.
+        that later tokens can't change. During a long turn, the calls become less frequent. Raises PromptRefused for
+        messages that can't be rendered.
         """
 
     def observe(self, observation: Observation | str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
-from relax_core.api.environment import Action, Environment, Observation, Tool
+from relax_core.api.environment import Action, Environment, Observation, PromptRefused, Tool
 from relax_core.api.errors import PluginError, RelaxError
 from relax_core.api.role import Workers
 from relax_core.api.sandbox import SandboxLimits
@@ -286,10 +286,11 @@ class _DrivenSample:
     def paused(self) -> AbstractContextManager[None]:
         return self._branches[0].sample.paused()
 
-    async def do(self, request: str, number: int, *args: Any) -> Action | None:
+    async def do(self, request: str, number: int, *args: Any) -> Action | tuple[str, str] | None:
         """Perform one request of the branch `number`.
 
-        Return the action of a `generate`, or the partial action of a `listen`; None once the sample or turn has ended.
+        Return the action of a `generate`, or (outcome, message) if its messages were refused; or the partial action of a
+        `listen`; None once the sample or turn has ended.
         All remaining kinds of requests return None.
         """
         if request == "generate":
@@ -299,6 +300,8 @@ class _DrivenSample:
                 max_new_tokens, stop, reports_partial = args
                 on_partial = self._partial.setdefault(number, _PartialTurn()).tell if reports_partial else None
                 return await self._branches[number].generate(max_new_tokens, tuple(stop), on_partial)
+            except PromptRefused as refused:
+                return refused.outcome.value, str(refused)
             except Exception:  # the sample has recorded the reason; the instance need not know it
                 return None
             finally:
@@ -407,6 +410,8 @@ class EnvironmentHost(IsolatedHost):
             ended = ["", None, ""]
         except SessionEnded:
             ended = ["", None, ""]
+        except PromptRefused as refused:
+            ended = [refused.outcome.value, str(refused), ""]
         except Exception as error:
             ended = _failed("run", error)
         await self.parent.call(SESSION, number, "end", 0)
@@ -456,7 +461,7 @@ class RemoteSession:
         checked(stop, tuple[str, ...], "generate: stop")
         asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, on_partial is not None)
         if on_partial is None:
-            action: Action | None = await self._parent.call(*asked)
+            action: Action | tuple[str, str] | None = await self._parent.call(*asked)
         else:
             turn, listening = (
                 asyncio.ensure_future(self._parent.call(*asked)),
@@ -470,6 +475,8 @@ class RemoteSession:
                 await asyncio.gather(turn, listening, return_exceptions=True)
         if action is None:
             raise SessionEnded("the sample has ended")
+        if isinstance(action, tuple):
+            raise PromptRefused(action[1], Outcome(action[0]))
         return action
 
     async def _listen(self, on_partial: OnPartial) -> None:
@@ -517,8 +524,8 @@ class RemoteSession:
 
 def _answer(wanted: Any) -> Any:
     """Return the type of an answer of `EnvironmentHost`: ['', result of type `wanted`, ''], or a failure."""
-    failure = tuple[Literal["environment_error", "environment_timeout"], str, Literal["", "blocked", "out of memory"]]
-    return tuple[Literal[""], wanted, Literal[""]] | failure
+    ended = Literal["environment_error", "environment_timeout", "media_error"]
+    return tuple[Literal[""], wanted, Literal[""]] | tuple[ended, str, Literal["", "blocked", "out of memory"]]
 
 
 def _failed(method: str, error: BaseException) -> list[Any]:

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from relax_core.api.environment import Action, Environment, Observation, Step
+from relax_core.api.environment import Action, Environment, Observation, PromptRefused, Step
 from relax_core.api.errors import PoolFailed
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
@@ -64,7 +64,7 @@ async def run_episode(
             await _take_turns(task, seed, environment, session, sample)
     except SessionEnded:
         pass  # the sample has recorded the reason
-    except EnvironmentFailed as failure:
+    except (EnvironmentFailed, PromptRefused) as failure:
         sample.end(failure.outcome, str(failure))
     except WrongShape as error:
         sample.end(Outcome.ENVIRONMENT_ERROR, str(error))
@@ -257,6 +257,8 @@ async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Br
                 return await work
     except (SessionEnded, EnvironmentFailed):
         raise
+    except PromptRefused as refused:
+        raise EnvironmentFailed(refused.outcome, str(refused)) from refused
     except (asyncio.CancelledError, SystemExit) as error:  # of a task that the code awaited, or of `sys.exit`
         if getattr(asyncio.current_task(), "cancelling", int)():
             raise

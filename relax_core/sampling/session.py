@@ -18,12 +18,12 @@ from itertools import chain
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from relax_core.api.environment import Action, Observation, Tool
+from relax_core.api.environment import Action, Observation, PromptRefused, Tool
 from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import MediaKind, Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.placeholders import MediaRefused, media_of
+from relax_core.data.placeholders import MediaRefused, MediaUnavailable, media_of
 from relax_core.data.plain_data import without_halves
 from relax_core.engines.requests import (
     SAMPLING,
@@ -142,17 +142,17 @@ class Sample:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
-    def charged(self) -> _Charged:
+    def charged(self, refuses: bool = False) -> _Charged:
         """Charge the sample for an error of the body, which renders messages or parses a turn: raise SessionEnded.
 
-        So text of the policy or environment, and its rendering by a template or family, can end only this sample.
+        So text of the policy or environment, and its rendering by a template or family, can end only this sample. With
+        `refuses`, raise PromptRefused, which leaves the decision to the environment.
         """
-        return _Charged(self)
+        return _Charged(self, refuses)
 
     def unreadable(self, error: Exception) -> SessionEnded:
         """End the sample because its messages can't be rendered or its turn can't be parsed."""
-        is_plain = isinstance(error, ConfigError | WrongShape)
-        return self.end(Outcome.ENVIRONMENT_ERROR, str(error) if is_plain else f"{said(error)} ({innermost(error)})")
+        return self.end(Outcome.ENVIRONMENT_ERROR, _fault(error))
 
     async def ask(self, request: PendingRequest) -> None:
         """Sample one turn of the policy while the environment's own time stands still.
@@ -191,22 +191,24 @@ class Sample:
                 self.deadline.reschedule(now() + min(self.own_time_s, self.time_left_s))
 
     async def prepare(self, messages: Sequence[Message]) -> None:
-        """Process the media of messages; an unreadable medium ends the sample."""
+        """Process the media of messages. Raises PromptRefused; a medium that can't be read now ends the sample."""
         if self.media is None or not media_of(messages):
             return
         try:
             await self.media.prepare(messages, self.media_owner)
+        except MediaUnavailable as unavailable:
+            raise self.end(Outcome.MEDIA_ERROR, str(unavailable)) from unavailable
         except MediaRefused as refused:
-            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
+            raise PromptRefused(str(refused), Outcome.MEDIA_ERROR) from refused
 
     def fill_placeholders(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
-        """Expand each media placeholder to the tokens of its medium; a placeholder token in text ends the sample."""
+        """Expand each media placeholder to the tokens of its medium. Raises PromptRefused for a placeholder in text."""
         if self.media is None:
             return rendered
         try:
             return self.media.fill_placeholders(rendered, messages)
         except MediaRefused as refused:
-            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
+            raise PromptRefused(str(refused), Outcome.MEDIA_ERROR) from refused
 
     def engine_failed(self, error: Exception) -> SessionEnded:
         """End the sample because of an error that `generate` raised; return the SessionEnded to raise."""
@@ -238,18 +240,22 @@ class Sample:
 class _Charged:
     """The context of `Sample.charged`; a class, since samples enter thousands of them a step."""
 
-    __slots__ = ("_sample",)
+    __slots__ = ("_refuses", "_sample")
 
-    def __init__(self, sample: Sample) -> None:
-        self._sample = sample
+    def __init__(self, sample: Sample, refuses: bool) -> None:
+        self._sample, self._refuses = sample, refuses
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, SessionEnded):
+        if isinstance(error, Exception) and not isinstance(error, SessionEnded | PromptRefused):
             if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
                 return
-            raise self._sample.unreadable(error) from error
+            raise PromptRefused(_fault(error)) if self._refuses else self._sample.unreadable(error) from error
+
+
+def _fault(error: Exception) -> str:
+    return str(error) if isinstance(error, ConfigError | WrongShape) else f"{said(error)} ({innermost(error)})"
 
 
 class Branch:
@@ -293,12 +299,16 @@ class Branch:
     async def generate(
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), on_partial: OnPartial | None = None
     ) -> Action:
-        """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends during this call."""
+        """Let the policy take a turn.
+
+        Raises SessionEnded if the sample is over, or ends during this call, and PromptRefused if the messages can't be
+        rendered.
+        """
         sample = self.sample
         try:
             known = self._leaf is not None or self._rendered is not None
             await sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
-            with sample.charged():
+            with sample.charged(refuses=True):
                 checked(max_new_tokens, int | None, "generate: max_new_tokens")
                 checked(stop, tuple[str, ...], "generate: stop")
                 request = self.begin(max_new_tokens, tuple(stop))
@@ -307,7 +317,7 @@ class Branch:
             await sample.ask(request)
             with sample.charged():
                 return self.take(request, max_new_tokens)
-        except SessionEnded:
+        except (SessionEnded, PromptRefused):
             raise
         except Exception as error:
             sample.broken = error
@@ -316,14 +326,14 @@ class Branch:
     def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> PendingRequest:
         """Render the new messages and return the request for the policy's next turn.
 
-        Raises SessionEnded if the sample is over, or a limit leaves no room for a turn.
+        Raises SessionEnded if the sample is over, or a limit leaves no room for a turn. An error of the rendering leaves
+        the branch unused.
         """
         sample, limits = self.sample, self.sample.limits
         if not sample.outcome.judged:
             raise SessionEnded(sample.error)
         if limits.max_turns and len(sample.states) >= limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
-        self.used = True
         said = self.messages[self._num_rendered :]
         state = state_key(self._state, said if self._leaf is not None else self.messages, self._tokens)
         added = Rendered(())
@@ -334,6 +344,7 @@ class Branch:
         elif said:
             appended = sample.family.delta(self.messages[: self._num_rendered], said, self._tokens[-1])
             added = sample.fill_placeholders(appended, said)
+        self.used = True
         room = limits.max_new_tokens if max_new_tokens is None else min(max_new_tokens, limits.max_new_tokens)
         if limits.token_budget:
             room = min(room, limits.token_budget - sample.num_tokens - len(added.tokens))

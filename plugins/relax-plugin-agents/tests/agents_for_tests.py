@@ -70,16 +70,20 @@ async def breaks(task: Any, model: Any) -> float:
     raise RuntimeError(f"the agent of {task.id} broke")
 
 
-async def shows_an_image(task: Any, model: Any) -> float:
-    """The model is text only: an image is refused, and the text that follows is answered."""
+async def shows_what_is_refused(task: Any, model: Any) -> float:
+    """The model is text only, and its template knows no system message; the text that follows is answered."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-    body = {"messages": [{"role": "user", "content": [image]}]}
-    try:
-        await asyncio.to_thread(post, f"{model.openai_url}/chat/completions", model.key, body)
-    except urllib.error.HTTPError as refused:
-        assert refused.code == 400 and "the model is text only" in refused.read().decode()
-        return float(await asyncio.to_thread(asked, model.openai_url, model.key, user("a")) == "yes")
-    return 0.0
+    for message, reason in (
+        ({"role": "user", "content": [image]}, "the model is text only"),
+        ({"role": "system", "content": "be brief"}, "knows no such role"),
+    ):
+        body = {"messages": [message]}
+        try:
+            await asyncio.to_thread(post, f"{model.openai_url}/chat/completions", model.key, body)
+            return 0.0
+        except urllib.error.HTTPError as refused:
+            assert refused.code == 400 and reason in refused.read().decode()
+    return float(await asyncio.to_thread(asked, model.openai_url, model.key, user("a")) == "yes")
 
 
 async def sleeps(task: Any, model: Any) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from relax_plugin_agents.environment import Agent, AgentOptions, _unhidden
 from relax_plugin_agents.gateway import AgentSession
 
-from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory, load_function
+from relax_core.api import Chosen, ConfigError, DeadlineExceeded, Message, Outcome, Task, Trajectory, load_function
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
@@ -24,7 +24,7 @@ from relax_core.runners.inline import DebuggerLoop, InlineWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from tests.unit.sampling.environment_pool import environment_pool
-from tests.unit.sampling.toy_policy import END, Completion, completion, play, texts
+from tests.unit.sampling.toy_policy import END, Completion, Letters, completion, play, texts
 
 AGENTS = Path(__file__).with_name("agents_for_tests.py")
 
@@ -108,8 +108,17 @@ async def test_an_agent_plays_and_is_paid_what_it_reports(pools: EnvironmentPool
 
 
 @shared_loop
-async def test_an_image_is_refused_by_a_text_model_before_its_sample_ends(functions: EnvironmentPool) -> None:
-    trajectory = await played(functions, "yes", does="shows_an_image")
+async def test_messages_that_the_model_does_not_take_are_refused_and_the_sample_continues(
+    functions: EnvironmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(family: Letters, messages: Sequence[Message]) -> str:
+        if messages[0].role == "system":
+            raise ConfigError("model.chat_template", "a template that knows no such role", "change the messages")
+        return own(family, messages)
+
+    own = Letters._said
+    monkeypatch.setattr(Letters, "_said", said)
+    trajectory = await played(functions, "yes", does="shows_what_is_refused")
     assert (trajectory.outcome, trajectory.environment_reward) == (Outcome.FINISHED, 1.0), trajectory.info
 
 

@@ -8,9 +8,9 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
 from relax_plugin_agents.history import check_media
 from relax_plugin_agents.model_request import Refused, before_stop, sure_before_stop
 
-from relax_core.api import Environment, InfrastructureError, Message, Part, Task, Trajectory
+from relax_core.api import ConfigError, Environment, InfrastructureError, Message, Part, PromptRefused, Task, Trajectory
 from relax_core.api.task import Media
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits
+from relax_core.sampling.session import Branch
 from relax_core.testing.scripted_client import ScriptedClient
-from tests.unit.sampling.toy_policy import Completion, Script, completion, play, texts
+from tests.unit.sampling import toy_policy
+from tests.unit.sampling.toy_policy import Completion, Letters, Script, completion, play, texts
 
 Agent = Callable[["Inside"], Awaitable[None]]
 FIND = {
@@ -228,6 +230,66 @@ async def test_media_for_a_model_that_is_text_only_are_refused_and_the_session_s
 
     trajectory = await sample(agent, Script("one"), judge=ScriptedClient("judge", lambda prompt: "yes"))
     assert texts(trajectory) == ["[user:a][a:ONE$"]
+
+
+class Strict(Letters):
+    """A family whose template refuses messages of one role in a row, as many models' templates do."""
+
+    def _said(self, messages: Sequence[Message]) -> str:
+        if any(one.role == other.role for one, other in pairwise(messages)):
+            raise ConfigError("model.chat_template", "roles that must alternate", "change the messages")
+        return super()._said(messages)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_that_the_template_refuses_get_its_reason_and_the_session_stays_usable(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy_policy, "Letters", Strict)
+
+    async def agent(inside: Inside) -> None:
+        said = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "one"), ("user", "b"))]
+        wrong = [*said, {"role": "user", "content": "c"}]
+
+        async def refused(history: Any) -> None:
+            async with inside.http() as client:
+                for path in inside.gateway._dialects:
+                    answer = await client.post(path, json={"input": history, "messages": history, "stream": stream})
+                    assert answer.status_code == 400, (path, answer.text)
+                    error = answer.json()["error"]
+                    assert "roles that must alternate" in error["message"] and error["type"] == "invalid_request_error"
+
+        await refused(wrong[2:])
+        assert (await inside.chat("a")).choices[0].message.content == "one"
+        await refused(wrong)
+        assert (await inside.chat("a", "one", "b")).choices[0].message.content == "two"
+        assert inside.session.history.reasons() == {"first": 1, "continued": 1}
+
+    trajectory = await sample(agent, Script("one", "two"))
+    assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$"]
+    assert [message.text for message in trajectory.messages] == ["a", "one", "b", "two"]
+
+
+async def test_a_refusal_after_the_head_of_a_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    let = asyncio.Event()
+
+    async def refuse(*_: Any) -> None:
+        await let.wait()
+        raise PromptRefused("an image that can't be read")
+
+    async def agent(inside: Inside) -> None:
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+        with monkeypatch.context() as patch:
+            patch.setattr(Branch, "generate", refuse)
+            patch.setattr(served, "HEARTBEAT_S", 0.0)  # the head of the answer waits for nothing
+            async with inside.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                assert answer.status_code == 200
+                patch.setattr(served, "HEARTBEAT_S", 10.0)
+                let.set()
+                assert "an image that can't be read" in (await answer.aread()).decode()
+        assert (await inside.chat("a")).choices[0].message.content == "one"
+
+    await sample(agent, Script("one"))
 
 
 def test_a_medium_is_refused_unless_the_model_takes_its_kind() -> None:

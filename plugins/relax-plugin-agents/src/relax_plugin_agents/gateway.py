@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from relax_core.api import Action, Generated, InfrastructureError, ModelClient, Session
+from relax_core.api import Action, Generated, InfrastructureError, ModelClient, PromptRefused, Session
 from relax_core.api.engine import NO_ENGINES
 from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.task import ToolCall
@@ -113,9 +113,14 @@ class AgentSession:
         return self._answers[call].done()
 
     async def answer(self, call: Call) -> Action:
-        """Wait for the answer of a call and return it. Raises SessionOver if the call failed or was cancelled."""
+        """Wait for the answer of a call and return it.
+
+        Raises Refused if the policy can't take the call's messages, and SessionOver if the call failed or was cancelled.
+        """
         answer = self._answers[call]
         await asyncio.wait([answer])
+        if not answer.cancelled() and isinstance(refused := answer.exception(), Refused):
+            raise refused
         if answer.cancelled() or answer.exception() is not None:
             raise SessionOver
         return answer.result()
@@ -147,9 +152,13 @@ class AgentSession:
             more, self._more[call] = self._more[call], asyncio.Event()
             more.set()
 
-        action = await call.branch.generate(
-            request.max_new_tokens, request.stop, on_partial if request.stream else None
-        )
+        try:
+            action = await call.branch.generate(
+                request.max_new_tokens, request.stop, on_partial if request.stream else None
+            )
+        except PromptRefused as refused:
+            self.history.refused(call)
+            raise Refused("messages", str(refused)) from refused
         self.history.answered(call, action)
         return action
 
@@ -243,13 +252,7 @@ class Gateway:
                 return await self._side_call(http, dialect, session, name, request, body, again)
             if not request.stream:
                 return await self._whole(http, dialect, session, request, again)
-            # The call starts before the response's headers are sent, so that a refused request gets status 400.
-            asked = contextlib.AsyncExitStack()
-            call = await asked.enter_async_context(session.asked(request, again))
-            return StreamingResponse(
-                self._events(asked, dialect, session, call, body), media_type="text/event-stream",
-                headers={"cache-control": "no-cache"},
-            )  # fmt: skip
+            return await self._stream(http, dialect, session, request, body, again)
         except Refused as refused:
             return _failed(dialect, 400, str(refused), "invalid_request_error", refused.field)
         except SessionOver:
@@ -275,6 +278,31 @@ class Gateway:
                 answer.cancel()
                 await asyncio.gather(gone, answer, return_exceptions=True)
 
+    async def _stream(
+        self, http: Request, dialect: Dialect, session: AgentSession, request: ModelRequest, body: Mapping[str, Any],
+        again: bool,
+    ) -> Response:  # fmt: skip
+        async with contextlib.AsyncExitStack() as asked:
+            call = await asked.enter_async_context(session.asked(request, again))
+            # The response's headers wait for the first part of the answer, so that a refused request gets status 400.
+            gone = asyncio.create_task(_disconnected(http))
+            begun = asyncio.create_task(session.more(call, "", HEARTBEAT_S))
+            try:
+                await asyncio.wait([gone, begun], return_when=asyncio.FIRST_COMPLETED)
+                if not begun.done():
+                    return Response(status_code=499)  # the client has disconnected
+                if session.answered(call):
+                    with contextlib.suppress(SessionOver):
+                        await session.answer(call)
+            finally:
+                gone.cancel()
+                begun.cancel()
+                await asyncio.gather(gone, begun, return_exceptions=True)
+            return StreamingResponse(
+                self._events(asked.pop_all(), dialect, session, call, body), media_type="text/event-stream",
+                headers={"cache-control": "no-cache"},
+            )  # fmt: skip
+
     async def _events(
         self,
         asked: contextlib.AsyncExitStack,
@@ -289,7 +317,11 @@ class Gateway:
                 if not await session.more(call, sent.text, HEARTBEAT_S):
                     yield dialect.heartbeat
                     continue
-                turn = await self._so_far(session, call, created)
+                try:
+                    turn = await self._so_far(session, call, created)
+                except Refused as refused:
+                    yield dialect.failed_event(str(refused))
+                    return
                 finish, events = turn.finish, list(dialect.events(turn, body, sent))
                 sent = Sent(sent.events + len(events), turn.text)
                 for event in events:

@@ -66,6 +66,8 @@ class Call:
     """Number of clients that are waiting for the answer."""
     calls_after: int = 0
     """Number of calls that continue from the answer."""
+    before: Call | None = None
+    """The call from whose answer this call continues."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,9 @@ class History:
             if rest:
                 branch.observe(Observation(messages=tuple(_with_own_ids(rest, ids))))
         reason = self._reason(state, rest, digests)
-        call = Call(name, call_key(request), branch, reason, history, request.context, request.stop, ids=ids)
+        call = Call(
+            name, call_key(request), branch, reason, history, request.context, request.stop, ids=ids, before=state
+        )
         if state is not None and not rest:
             call.history, call.said = state.history, state.said
         self._tools.add(digests[0])
@@ -147,6 +151,12 @@ class History:
         call.action = action
         call.said += before_stop(action.text, call.stop)[0]
         self._states[_chained(call.history, Message("assistant", call.said, action.tool_calls))].append(call)
+
+    def refused(self, call: Call) -> None:
+        """Forget a call whose messages the policy can't take."""
+        self.calls.remove(call)
+        if call.before is not None:
+            call.before.calls_after -= 1
 
     def discard_unread(self) -> None:
         """Discard the answers that no client has read, so that they are not trained. Call it at the sample's end."""

@@ -13,7 +13,7 @@ import hmac
 import html
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
@@ -41,6 +41,8 @@ from relax_core.views.run import RunView, health
 BOOK = "operations"
 MAX_BODY = 1 << 16
 """Bytes of a request's body, which is a JSON object with the route's fields."""
+MAX_CALLS, MAX_STREAMS = 64, 64
+"""Requests with the token at the same time, and event and log streams among them; more get status 503."""
 BODY_S = 30.0
 """Seconds in which a request's body must arrive."""
 MAX_ROWS = 1000
@@ -67,7 +69,7 @@ class RunApi(RunControl):
     """The API of one run, which keeps its book in the run directory."""
 
     def __init__(self, view: RunView, token: str) -> None:
-        self._token, self._file = token, view.path / f"{BOOK}.json"
+        self._token, self._file, self.calls, self.streams = token, view.path / f"{BOOK}.json", 0, 0
         super().__init__(view, Book.of(read_document(self._file) or {}))
 
     def allows(self, request: Request) -> bool:
@@ -289,6 +291,8 @@ CHANGES: Mapping[PlainAction, str] = {
     "checkpoint": "Save a checkpoint after the current step.",
     "evaluate": "Evaluate the newest weights once on every set of [eval].",
 }
+STREAMS = ("/events", "/logs")
+"""Paths of the routes whose answers are streams."""
 KINDS = {str: "string", int: "integer", bool: "boolean", list: "array"}
 """JSON's name of a parameter's type."""
 DRY_RUN = (bool, "true: answer which engines would join or leave, and change nothing")
@@ -356,6 +360,19 @@ def make_app(api: RunApi) -> Starlette:
                 )
                 answer.headers["www-authenticate"] = "Bearer"
                 return answer
+            if api.calls >= MAX_CALLS or (api.streams >= MAX_STREAMS and path.path in STREAMS):
+                got = f"{api.calls} calls and {api.streams} streams at once"
+                return _error(503, "calls", got, f"end some: at most {MAX_CALLS} and {MAX_STREAMS} are served")
+            api.calls += 1
+            try:
+                answer = await answered(request)
+            finally:
+                api.calls -= 1
+            if isinstance(answer, StreamingResponse):
+                answer.body_iterator = counted(answer.body_iterator)
+            return answer
+
+        async def answered(request: Request) -> Response:
             if int(request.headers.get("content-length") or 0) > MAX_BODY or "transfer-encoding" in request.headers:
                 return _error(413, "body", "a body that is too long or has no length", f"send at most {MAX_BODY} bytes")
             if path.method == "POST":
@@ -374,6 +391,14 @@ def make_app(api: RunApi) -> Starlette:
                 return _error(500, "run", str(error), "see `relax status`")
 
         return Route(path.path, serve, methods=[path.method])
+
+    async def counted(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        api.streams += 1
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            api.streams -= 1
 
     async def settle_for_ever() -> None:
         while True:

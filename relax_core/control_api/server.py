@@ -16,8 +16,6 @@ from relax_core.views.run import RunView
 TOKEN = "RELAX_TOKEN"
 SHORTEST = 16
 UNIX = "unix:"
-MAX_CALLS = 64
-"""Requests and streams at the same time; more get status 503."""
 
 
 def read_token(file: Path | None) -> str:
@@ -85,6 +83,7 @@ class ControlServer:
         try:
             import uvicorn
 
+            from relax_core.api.http_requests import HeadDeadline
             from relax_core.control_api.app import RunApi, make_app
         except ModuleNotFoundError as error:
             raise ConfigError("relax serve", f"no package {error.name}", "pip install 'relax-core[control]'") from error
@@ -95,7 +94,7 @@ class ControlServer:
             self._lock.release()
             raise
         self._server = uvicorn.Server(uvicorn.Config(
-            make_app(RunApi(view, token)), log_level="warning", access_log=False, limit_concurrency=MAX_CALLS,
+            make_app(RunApi(view, token)), log_level="warning", access_log=False, http=HeadDeadline,
             timeout_graceful_shutdown=2,
         ))  # fmt: skip
 

@@ -38,6 +38,8 @@ SCRATCH_BYTES = 1 << 18
 """Size of the receive buffer in which small frames are parsed. A larger frame is received into separate memory."""
 JOINED_BYTES = 1 << 16
 """Arrays up to this size are copied into one buffer with their message; larger arrays are written separately."""
+GREET_S = 10.0
+"""Seconds until a caller that has not sent the token is disconnected."""
 HELLO_S = 60.0
 """Longest wait until a busy process accepts the greeting. If no process listens, the socket fails at once."""
 
@@ -132,6 +134,10 @@ class Connection(asyncio.BufferedProtocol):
         self._send(self._numbers, kind, message)
         self._answers[self._numbers] = ITEMS if kind == STREAM else ANSWERS, answered
         return self._numbers
+
+    def close_unless_greeted(self) -> None:
+        if not self._greeted:
+            self.close()
 
     def close(self) -> None:
         self._end()
@@ -356,6 +362,7 @@ class RpcServer:
     def _accepted(self) -> Connection:
         connection = Connection(call=self._call, token=self._token, on_lost=self._connections.discard)
         self._connections.add(connection)
+        asyncio.get_running_loop().call_later(GREET_S, connection.close_unless_greeted)
         return connection
 
 

@@ -20,13 +20,11 @@ from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.engines.external import EngineDescription, keep_alive
 from relax_core.engines.slot import START_S, UNBOUNDED_S
 from relax_core.registry.shapes import checked
-from relax_core.rpc.connection import Connection
+from relax_core.rpc.connection import GREET_S, Connection
 
 CALLS = frozenset({"start", "score", "update_weights", "pause", "resume", "abort", "offload", "onload", "health"})
 """Methods of `api.Engine` that a run may call."""
 STREAMS = frozenset({"generate"})
-GREET_S = 10.0
-"""Seconds until a caller that has not sent the token is disconnected."""
 End: TypeAlias = Literal["left", "lost"]
 """End of a run's use of the engine: the run let the engine go, or the connection ended."""
 
@@ -108,15 +106,11 @@ class EngineHost:
 
 
 class EngineConnection(Connection):
-    """A connection that ends if its peer does not send the token soon."""
+    """A connection that is kept alive."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         keep_alive(transport)
         super().connection_made(transport)
-
-    def close_unless_greeted(self) -> None:
-        if not self._greeted:
-            self.close()
 
 
 class Caller:

@@ -480,7 +480,7 @@ class RemoteSession:
         return action
 
     async def _listen(self, on_partial: OnPartial) -> None:
-        known = 0
+        known = -1
         while (partial := await self._parent.call(SESSION, self._number, "listen", self._branch, known)) is not None:
             known = len(partial.text)
             on_partial(partial)

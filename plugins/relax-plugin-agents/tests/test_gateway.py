@@ -22,6 +22,7 @@ from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
 from relax_plugin_agents.history import check_media
 from relax_plugin_agents.model_request import Refused, before_stop, sure_before_stop
 
+import relax_core.api.http_requests as http_requests
 from relax_core.api import ConfigError, Environment, InfrastructureError, Message, Part, PromptRefused, Task, Trajectory
 from relax_core.api.task import Media
 from relax_core.engines.requests import PendingRequest
@@ -457,6 +458,24 @@ async def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> 
             (connection,) = inside.gateway._server.server_state.connections
             connected = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
             assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    await sample(agent, Script())
+
+
+async def test_a_connection_without_a_whole_head_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agent(inside: Inside) -> None:
+        address = inside.gateway.url.removeprefix("http://").split(":")
+        for begin in (b"", b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"):
+            monkeypatch.setattr(http_requests, "HEAD_S", 10.0 if begin else 0.0)
+            reader, writer = await asyncio.open_connection(*address)
+            if begin:  # a whole request is answered; the head of a second one stays unfinished
+                writer.write(begin)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+                monkeypatch.setattr(http_requests, "HEAD_S", 0.0)
+                writer.write(begin[:10])
+            assert await reader.read() == b""
+            writer.close()
 
     await sample(agent, Script())
 

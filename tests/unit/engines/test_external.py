@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,6 +22,7 @@ from relax_core.api.options import Secret
 from relax_core.engines.external import EngineDescription, ExternalWorkers
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.slot import EngineSlot
+from relax_core.rpc.connection import RpcServer
 from relax_core.runners.engine_host import EngineHost
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 from tests.unit.engines.pool_fixtures import ENGINE, FORKED, NONE, Gate, ask, call, engines, manifest, under_way, until
@@ -197,8 +199,16 @@ async def test_nothing_listens_at_the_address_or_something_else_does(tmp_path: P
 
 async def test_a_caller_without_a_greeting_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_core.runners.engine_host.GREET_S", 0.0)
+    monkeypatch.setattr("relax_core.rpc.connection.GREET_S", 0.0)
+    hub = RpcServer(AsyncMock())
+    await hub.open()
     async with served(tmp_path) as elsewhere:
-        reader, writer = await asyncio.open_connection(*elsewhere.address.split(":"))
-        assert await reader.read() == b""
-        writer.close()
+        for opened in (
+            asyncio.open_connection(*elsewhere.address.split(":")),
+            asyncio.open_unix_connection(f"\0{hub.address.partition(' ')[0]}"),
+        ):
+            reader, writer = await opened
+            assert await reader.read() == b""
+            writer.close()
         assert elsewhere.host._user is None
+    hub.close()

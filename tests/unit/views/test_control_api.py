@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.http_requests import HeadDeadline
 from relax_core.api.trainer import Trainer
-from relax_core.control_api.app import PATHS, RunApi, make_app
+from relax_core.control_api.app import MAX_CALLS, MAX_STREAMS, PATHS, RunApi, make_app
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
 from relax_core.control_api.run_control import RunControl, check_profiles
 from relax_core.control_api.server import ControlServer, listening, read_token
@@ -232,6 +233,23 @@ def test_a_change_is_asked_once_however_often_it_is_sent(path: Path, monkeypatch
     assert call(path, "GET", "/operations/9").status_code == 404
 
 
+async def test_limits_count_only_calls_with_the_token_and_streams_apart(path: Path) -> None:
+    api = RunApi(RunView(path), TOKEN)
+    transport = httpx.ASGITransport(make_app(api))
+    async with httpx.AsyncClient(transport=transport, base_url="http://run") as client:
+        for calls, streams, statuses in (
+            (MAX_CALLS, 0, [503, 503, 503]),
+            (0, MAX_STREAMS, [200, 503, 503]),
+            (0, 0, [200] * 3),
+        ):
+            api.calls, api.streams = calls, streams
+            for route, status in zip(("/status", "/events", "/logs"), statuses, strict=True):
+                assert (await client.get(route)).status_code == 401
+                answer = await client.get(route, headers={"authorization": f"Bearer {TOKEN}"})
+                assert answer.status_code == status and (status == 200 or answer.json()["field"] == "calls")
+            assert (api.calls, api.streams) == (calls, streams)
+
+
 def test_wrong_callers_and_wrong_requests_are_told_what_to_do(path: Path) -> None:
     for route in PATHS:
         answer = call(path, route.method, route.path.format(id=1), "key", token="other")
@@ -270,6 +288,7 @@ def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Pa
     assert Path(address.removeprefix("unix:")).stat().st_mode & 0o777 == 0o600
     listener.close()
     server = ControlServer(RunView(path), "127.0.0.1:0", TOKEN)
+    assert server._server.config.http is HeadDeadline
     assert server.address.startswith("http://127.0.0.1:")
     server.stop()
     server.run()

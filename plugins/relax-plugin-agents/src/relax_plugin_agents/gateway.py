@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from relax_core.api import Action, Generated, InfrastructureError, ModelClient, PromptRefused, Session
 from relax_core.api.engine import NO_ENGINES
+from relax_core.api.http_requests import HeadDeadline
 from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.task import ToolCall
 from relax_plugin_agents.dialects import DIALECTS
@@ -125,10 +126,13 @@ class AgentSession:
             raise SessionOver
         return answer.result()
 
-    async def more(self, call: Call, known: str, timeout_s: float) -> bool:
-        """Wait until the answer is longer than the text `known`, or has ended; return False after `timeout_s` seconds."""
+    async def more(self, call: Call, known: int, timeout_s: float) -> bool:
+        """Wait until the answer has more than `known` characters, or has ended; return False after `timeout_s` seconds.
+
+        A call whose messages are rendered has an answer of 0 characters.
+        """
         answer = self._answers[call]
-        if answer.done() or (call.partial is not None and len(call.partial.text) > len(known)):
+        if answer.done() or (call.partial is not None and len(call.partial.text) > known):
             return True
         more = asyncio.create_task(self._more[call].wait())
         try:
@@ -190,8 +194,9 @@ class Gateway:
             Route("/report", self._report, methods=["POST"]),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), log_level="error", access_log=False, lifespan="off", timeout_keep_alive=120
-        )
+            Starlette(routes=routes), log_level="error", access_log=False, lifespan="off", timeout_keep_alive=120,
+            http=HeadDeadline,
+        )  # fmt: skip
         self._server = _Server(config)
         listeners = [listener, *([self._local()] if local else [])]
         self._serving = asyncio.create_task(self._server.serve(sockets=listeners))
@@ -284,9 +289,9 @@ class Gateway:
     ) -> Response:  # fmt: skip
         async with contextlib.AsyncExitStack() as asked:
             call = await asked.enter_async_context(session.asked(request, again))
-            # The response's headers wait for the first part of the answer, so that a refused request gets status 400.
+            # The response's headers wait until the messages are rendered, so that a refused request gets status 400.
             gone = asyncio.create_task(_disconnected(http))
-            begun = asyncio.create_task(session.more(call, "", HEARTBEAT_S))
+            begun = asyncio.create_task(session.more(call, -1, HEARTBEAT_S))
             try:
                 await asyncio.wait([gone, begun], return_when=asyncio.FIRST_COMPLETED)
                 if not begun.done():
@@ -314,7 +319,7 @@ class Gateway:
         created, sent, finish = int(time.time()), Sent(), ""
         async with asked:
             while not finish:
-                if not await session.more(call, sent.text, HEARTBEAT_S):
+                if not await session.more(call, len(sent.text), HEARTBEAT_S):
                     yield dialect.heartbeat
                     continue
                 try:
@@ -367,7 +372,7 @@ class Gateway:
             return replace(self._turn(call, await session.answer(call)), created=created)
         except SessionOver:
             over = replace(self._over(), created=created)
-            if partial is None:
+            if partial is None or not partial.text:
                 return over
             # A part of the answer was already sent, so append the text that explains the end.
             turn = self._turn(call, partial)

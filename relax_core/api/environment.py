@@ -105,8 +105,8 @@ class Session(Protocol):
         """Sample the policy's next turn on this branch.
 
         `on_partial`: callback that gets the partial turn once the messages are rendered, with an empty text, and
-        repeatedly during sampling. The partial text has only characters that later tokens can't change. During a long turn, the calls become less frequent. Raises PromptRefused for
-        messages that can't be rendered.
+        repeatedly during sampling. The partial text has only characters that later tokens can't change. During a long turn,
+        the calls become less frequent. Raises PromptRefused for messages that can't be rendered.
         """
 
     def observe(self, observation: Observation | str) -> None:

@@ -26,6 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.http_requests import parse_json
 from relax_core.control_api import rednote
 from relax_core.control_api.log_stream import MAX_RECORDS, log_lines
 from relax_core.control_api.operations import ACTIONS, Action, Book, PlainAction, Refused, expected
@@ -45,6 +46,8 @@ MAX_CALLS, MAX_STREAMS = 64, 64
 """Requests with the token at the same time, and event and log streams among them; more get status 503."""
 BODY_S = 30.0
 """Seconds in which a request's body must arrive."""
+MAX_LENGTH = 15
+"""Most digits of a number in a query or header."""
 MAX_ROWS = 1000
 """Steps in one answer of `/metrics`."""
 POLL_S, QUIET_S = 0.5, 15.0
@@ -106,11 +109,10 @@ def _metrics(api: RunApi, request: Request) -> Response:
 
 def _events(api: RunApi, request: Request) -> Response:
     after = _number(request, "after", 0)
-    last = request.headers.get("last-event-id", "")
-    return StreamingResponse(
-        _event_stream(api, int(last) if last.isdecimal() else after), media_type="text/event-stream",
-        headers={"cache-control": "no-cache"},
-    )  # fmt: skip
+    if "last-event-id" in request.headers:
+        after = _whole("last-event-id", request.headers["last-event-id"], after)
+    stream = _event_stream(api, after)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 async def _event_stream(api: RunApi, after: int) -> AsyncIterator[str]:
@@ -269,12 +271,13 @@ def _fields(path: ApiRoute, body: bytes) -> dict[str, Any]:
             got = repr(body[:40].decode(errors="replace"))
             raise Refused(400, "body", got, f"send no body or {{}}: {path.path} has no fields")
         return {}
+    got = repr(body[:40].decode(errors="replace"))
     try:
-        found = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
-        found = None
+        found = parse_json(body or b"{}")
+    except ValueError as error:
+        raise Refused(400, "body", f"{got} ({error})", "send a JSON object") from error
     if not isinstance(found, dict):
-        raise Refused(400, "body", repr(body[:40].decode(errors="replace")), "send a JSON object")
+        raise Refused(400, "body", got, "send a JSON object")
     for name, value in found.items():
         if name not in path.fields:
             raise Refused(400, name[:40], "a field that the route has not", f"it has {', '.join(path.fields)}")
@@ -373,7 +376,8 @@ def make_app(api: RunApi) -> Starlette:
             return answer
 
         async def answered(request: Request) -> Response:
-            if int(request.headers.get("content-length") or 0) > MAX_BODY or "transfer-encoding" in request.headers:
+            length = request.headers.get("content-length", "0")
+            if "transfer-encoding" in request.headers or len(length) > MAX_LENGTH or int(length) > MAX_BODY:
                 return _error(413, "body", "a body that is too long or has no length", f"send at most {MAX_BODY} bytes")
             if path.method == "POST":
                 try:
@@ -490,11 +494,15 @@ def docs_page() -> str:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    given = request.query_params.get(name, "")
+    return _whole(name, request.query_params.get(name, ""), default)
+
+
+def _whole(name: str, given: str, default: int) -> int:
+    """Return a whole number; the default for an empty text. Raises Refused, also for more than MAX_LENGTH digits."""
     if not given:
         return default
-    if not given.isdecimal():
-        raise Refused(400, name, repr(given[:40]), "give a whole number from 0")
+    if not given.isdecimal() or len(given) > MAX_LENGTH:
+        raise Refused(400, name, repr(given[:40]), f"give a whole number from 0 of at most {MAX_LENGTH} digits")
     return int(given)
 
 

@@ -65,10 +65,10 @@ def parsed_since(text: str, wall: float) -> str:
     else:
         try:
             found = datetime.fromisoformat(text)
-        except ValueError:
+            found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        except (ValueError, OverflowError):
             fix = "give an age such as 30s, 10m, 2h or 1d, or a time such as 2026-11-27T10:45"
             raise ConfigError("--since", text, fix) from None
-        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     return found.isoformat(timespec="milliseconds")
 
 

@@ -302,16 +302,56 @@ def test_a_medium_is_refused_unless_the_model_takes_its_kind() -> None:
 
 async def test_a_broken_or_endless_body_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = (b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000,
-              b'{"messages": [{"role": "user", "content": "a\\ud83d"}], "input": "\\udfff"}')  # fmt: skip
+              b'{"messages": [{"role": "user", "content": "a\\ud83d"}], "input": "\\udfff"}',
+              b'{"x": [' + b"[]," * 600_000 + b"1]}",
+              *(b'{"input": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": %s}' % number
+                for number in (b"9" * 5000, b"9" * 30, b"-" + b"9" * 25, b"NaN", b"-Infinity", b"1e999")))  # fmt: skip
 
     async def agent(inside: Inside) -> None:
         async with inside.http() as client:
             for path, body in product(("/v1/chat/completions", "/v1/responses", "/v1/messages"), bodies):
                 answer = await client.post(path, content=body)
                 assert answer.status_code == 400 and answer.json()["error"]["message"]
+            monkeypatch.setattr(served, "MAX_TEXT_BYTES", 1000)
+            image = {"type": "image_url", "image_url": {"url": f"{PNG}{'A' * 2000}"}}
+            for content, reason in (("a" * 2000, "besides images"), ([image], "text only")):
+                body = {"messages": [{"role": "user", "content": content}]}
+                answer = await client.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
             monkeypatch.setattr(served, "MAX_BODY_BYTES", 1000)
             answer = await client.post("/v1/chat/completions", content=b" " * 5000)
             assert answer.status_code == 400 and "MiB" in answer.json()["error"]["message"]
+
+    await sample(agent, Script())
+
+
+async def test_a_box_may_send_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            for body, reason in ((b'{"x": "' + b"," * 600 + b'"}', "brackets and commas"), (b" " * 5000, "MiB")):
+                answer = await client.post("/v1/messages", content=body)
+                assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
+                inside.session.bytes_left = None
+                answer = await client.post("/v1/messages", content=body)
+                assert reason not in answer.json()["error"]["message"]
+                inside.session.bytes_left = 1 << 20
+
+    monkeypatch.setattr(served, "MAX_ITEMS", 1000)
+    monkeypatch.setattr(served, "MAX_BODY_BYTES", 10_000)
+    await sample(agent, Script(), max_bytes=1 << 20)
+
+
+async def test_a_route_that_is_not_served_is_answered_in_json_with_those_that_are() -> None:
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            for method, path, status in (
+                ("POST", "/v1/completions", 404), ("POST", "/v1/messages/count_tokens", 404), ("GET", "/v1/responses", 405),
+            ):  # fmt: skip
+                answer = await client.request(method, path)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (status, "not_found_error")
+                assert f"{method} {path} is not served; use POST /v1/chat/completions, " in error["message"]
+                assert (answer.json().get("type") == "error") == ("messages" in path)
 
     await sample(agent, Script())
 

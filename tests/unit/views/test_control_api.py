@@ -250,6 +250,21 @@ async def test_limits_count_only_calls_with_the_token_and_streams_apart(path: Pa
             assert (api.calls, api.streams) == (calls, streams)
 
 
+def test_numbers_that_are_too_long_or_not_finite_are_refused(path: Path) -> None:
+    many = "9" * 5000
+    for route in (
+        f"/metrics?after={many}",
+        f"/events?after={many}",
+        f"/logs?last={many}",
+        "/logs?since=0001-01-01T00:00%2B14:00",
+    ):
+        assert call(path, "GET", route).status_code == 400
+    for body in (many, "9" * 30, "NaN", "-Infinity", "1e999"):
+        answer = call(path, "POST", "/engines", "key", content=f'{{"target": {body}}}')
+        assert answer.status_code == 400 and "got the number" in answer.json()["error"]
+    assert call(path, "POST", "/engines", "key", content="[" * 60_000).status_code == 400
+
+
 def test_wrong_callers_and_wrong_requests_are_told_what_to_do(path: Path) -> None:
     for route in PATHS:
         answer = call(path, route.method, route.path.format(id=1), "key", token="other")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -21,13 +20,14 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from relax_core.api import Action, Generated, InfrastructureError, ModelClient, PromptRefused, Session
 from relax_core.api.engine import NO_ENGINES
-from relax_core.api.http_requests import HeadDeadline
+from relax_core.api.http_requests import MAX_ITEMS, HeadDeadline, parse_json
 from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.task import ToolCall
 from relax_plugin_agents.dialects import DIALECTS
@@ -47,8 +47,10 @@ from relax_plugin_agents.side_calls import SideCalls
 
 HEARTBEAT_S = 10.0
 """Seconds between two keep-alive events on a stream while no new part of the answer arrives."""
-MAX_BODY_BYTES = 64 << 20
-"""Maximum size of a request's body in bytes. The limit protects memory, and leaves room for histories with images."""
+MAX_BODY_BYTES, MAX_TEXT_BYTES = 64 << 20, 4 << 20
+"""Maximum size of a request's body in bytes, and of the body without its images. The limits protect memory and time."""
+BOXED_SHARE = 4
+"""A request from a sandbox may have 1/BOXED_SHARE of the bytes, brackets and commas of other requests."""
 OVER = "This session is over: its limit of turns or tokens is reached, or the model can't answer any more."
 """Answer to calls after the sample's end: text, because agents would retry after an error or an empty answer."""
 CONTEXT, MAX_CONTEXT = "x-relax-context", 64
@@ -194,8 +196,8 @@ class Gateway:
             Route("/report", self._report, methods=["POST"]),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), log_level="error", access_log=False, lifespan="off", timeout_keep_alive=120,
-            http=HeadDeadline,
+            Starlette(routes=routes, exception_handlers={HTTPException: self._unserved}), log_level="error",
+            access_log=False, lifespan="off", timeout_keep_alive=120, http=HeadDeadline,
         )  # fmt: skip
         self._server = _Server(config)
         listeners = [listener, *([self._local()] if local else [])]
@@ -243,6 +245,16 @@ class Gateway:
             del self._agents[opened.agent_key], self._reporters[opened.reporter_key]
             await opened.close()
 
+    async def _unserved(self, http: Request, error: Exception) -> Response:
+        """Answer a request to another route or with another method than those that the gateway serves."""
+        path = http.url.path
+        claude = "anthropic-version" in http.headers or path.startswith("/v1/messages")
+        dialect = self._dialects["/v1/messages" if claude else "/v1/chat/completions"]
+        message = f"{http.method} {path[:LONGEST_SHOWN]} is not served; use POST {', '.join(self._dialects)}, or GET /v1/models"
+        return _failed(
+            dialect, error.status_code if isinstance(error, HTTPException) else 500, message, "not_found_error"
+        )
+
     async def _ask(self, http: Request) -> Response:
         dialect = self._dialects[http.url.path]
         session = self._agents.get(_key(http))
@@ -250,9 +262,10 @@ class Gateway:
             message = "no open sample has this agent key: the sample is over, or the key is not an agent key"
             return _failed(dialect, 401, message, "authentication_error")
         try:
-            body = await _body(http, session)
+            body, size = await _body(http, session)
             request = replace(dialect.ask(body), context=_context(http.headers.get(CONTEXT, "")))
             again = any(http.headers.get(header, "0") not in ("", "0") for header in AGAIN)
+            _check_text(request, size)
             if isinstance(name := body.get("model"), str) and name in session.side_calls.clients:
                 return await self._side_call(http, dialect, session, name, request, body, again)
             if not request.stream:
@@ -394,7 +407,7 @@ class Gateway:
         if session is None:
             return JSONResponse({"error": "no open sample has this reporter key"}, 401)
         try:
-            body = await _body(http, session)
+            body, _ = await _body(http, session)
             reward, context = body.get("reward"), _context(body.get("context", ""))
         except Refused as refused:
             return JSONResponse({"error": str(refused)}, 400)
@@ -459,26 +472,38 @@ def _key(http: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else http.headers.get("x-api-key", "")
 
 
-async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
-    """Read the JSON object of a request. Raises Refused if it is too large or malformed."""
-    data = bytearray()
+async def _body(http: Request, session: AgentSession) -> tuple[Mapping[str, Any], int]:
+    """Read the JSON object of a request; return it and its size in bytes. Raises Refused if too large or malformed."""
+    data, share = bytearray(), 1 if session.bytes_left is None else BOXED_SHARE
     async for chunk in http.stream():
         data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise Refused("body", f"the request has more than {MAX_BODY_BYTES >> 20} MiB; send a shorter history")
+        if len(data) > MAX_BODY_BYTES // share:
+            most = f"{(MAX_BODY_BYTES // share) >> 20} MiB"
+            raise Refused("body", f"the request has more than {most}; send a shorter history")
         if session.bytes_left is not None:
             session.bytes_left -= len(chunk)
             if session.bytes_left < 0:
                 raise Refused("body", "this sample's requests exceed the total size that a sandbox may send")
     try:
-        body = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
+        body = parse_json(bytes(data), MAX_ITEMS // share)
+    except ValueError as error:
         raise Refused("body", f"the request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refused("body", f"got {type(body).__name__}; send a JSON object")
     if b"\\u" in data:
         check_characters(body, "body")
-    return body
+    return body, len(data)
+
+
+def _check_text(request: ModelRequest, size: int) -> None:
+    """Raise Refused for a request of `size` bytes whose texts are too long to be read while other samples wait."""
+    parts = (part for message in request.messages if not isinstance(message.content, str) for part in message.content)
+    text = size - sum(len(part.media.source) for part in parts if part.media is not None)
+    if text > MAX_TEXT_BYTES:
+        most = f"{MAX_TEXT_BYTES >> 20} MiB"
+        raise Refused(
+            "messages", f"the request has {text} bytes besides images; send at most {most}: a shorter history"
+        )
 
 
 async def _disconnected(http: Request) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from relax_core.api.environment import Tool
+from relax_core.api.http_requests import parse_json
 from relax_core.api.task import Media, Message, Part
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
@@ -171,8 +172,8 @@ def read_arguments(value: Any, path: str) -> dict[str, Any]:
     """Parse the arguments of a tool call from JSON text; a blank text means no arguments."""
     text = read_string(value, path)
     try:
-        arguments = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
+        arguments = parse_json(text) if text.strip() else {}
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise refusal(path, value, "a JSON object as text")

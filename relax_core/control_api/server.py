@@ -46,7 +46,7 @@ def listening(address: str, run: Path) -> tuple[socket.socket, str]:
     if address.startswith(UNIX):
         path = Path(address.removeprefix(UNIX))
         if path.is_socket():
-            path.unlink()  # of a server that was killed; a live one holds the run's lock
+            _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             before = os.umask(0o177)
@@ -73,6 +73,20 @@ def listening(address: str, run: Path) -> tuple[socket.socket, str]:
         raise ConfigError("--listen", f"{address} ({error})", "name a free port of this machine, or port 0") from error
     bound = listener.getsockname()
     return listener, f"http://{f'[{bound[0]}]' if ':' in host else bound[0]}:{bound[1]}"
+
+
+def _remove_left(path: Path) -> None:
+    """Delete the socket of a server that was killed. Raises ConfigError unless the system says that no process listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError:
+            pass  # a full queue, or a socket of another user or kind
+    raise ConfigError("--listen", f"{path}, on which another process listens", "name a new file, or stop that process")
 
 
 class ControlServer:

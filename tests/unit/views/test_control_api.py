@@ -301,7 +301,12 @@ def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Pa
             listening(wrong, path)
     listener, address = listening("unix", path)
     assert Path(address.removeprefix("unix:")).stat().st_mode & 0o777 == 0o600
+    listener.listen()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"control\.sock, on which another process listens; name a new file"):
+            listening(address, path)
     listener.close()
+    listening("unix", path)[0].close()
     server = ControlServer(RunView(path), "127.0.0.1:0", TOKEN)
     assert server._server.config.http is HeadDeadline
     assert server.address.startswith("http://127.0.0.1:")

@@ -14,6 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from relax_core.api.errors import printable
 from relax_core.observe.event_log import describe, recorded_event
 from relax_core.observe.files import disk_errors, write_text
 from relax_core.observe.metrics import mean, metric
@@ -55,7 +56,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     state, summary = health(run, wall), run.summary()
     spent = _time_spent(metrics)
-    return template.render(
+    page = template.render(
         name=run.name,
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
@@ -81,6 +82,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
+    return printable(page)  # here, so that no text of a model or name is forgotten
 
 
 def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:

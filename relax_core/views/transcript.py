@@ -14,6 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from relax_core.api.errors import printable
 from relax_core.api.modality import browser_type
 
 LONGEST = 6_000
@@ -150,7 +151,7 @@ def task_page(shown: Mapping[str, Any], previews: Sequence[bytes | None]) -> str
         medium_figure(medium["kind"], preview, f"{medium['source']}: {medium.get('error') or medium_facts(medium)}")
         for medium, preview in zip(shown["media"], previews, strict=True)
     )
-    return str(
+    return printable(
         _PAGE.format(
             title=f"{shown['where']} ({shown['id']})", css=Markup(MEDIA_CSS), length=len(shown["ids"]), media=media,
             tokens=Markup("<i>│</i>").join(shown["tokens"]), answer=_json_text(shown["answer"]),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from relax_core.api import ConfigError, Options, Sink
+from relax_core.api.errors import printable
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -65,7 +66,8 @@ class Prometheus(Sink[PrometheusOptions]):
         from prometheus_client import CollectorRegistry, start_http_server
 
         model, algorithm = config.get("model", {}).get("path", ""), config.get("algorithm", {}).get("name", "")
-        self._info = {"run": name, "model": str(model), "algorithm": str(algorithm)}
+        labels = {"run": name, "model": str(model), "algorithm": str(algorithm)}
+        self._info = {key: printable(value) for key, value in labels.items()}
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]  # any object with `collect` is a collector
         self._server, _ = start_http_server(self.options.port, self.options.host, registry)
@@ -98,8 +100,10 @@ class Prometheus(Sink[PrometheusOptions]):
         families = {newest.name: newest}
         for key, value in values.items():
             name = "relax_" + re.sub(r"\W", "_", key, flags=re.ASCII)
-            family = families.setdefault(name, GaugeMetricFamily(name, f"Relax metric {key}", labels=["run", "key"]))
-            family.add_metric([run, key], value)
+            family = families.setdefault(
+                name, GaugeMetricFamily(name, f"Relax metric {printable(key)}", labels=["run", "key"])
+            )
+            family.add_metric([run, printable(key)], value)
         yield from families.values()
 
     def _write_target(self, path: Path, name: str) -> None:
@@ -110,6 +114,8 @@ class Prometheus(Sink[PrometheusOptions]):
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".part")
-        new.write_text(json.dumps([{"targets": [self.address], "labels": {"instance": name}}]), encoding="utf-8")
+        new.write_text(
+            json.dumps([{"targets": [self.address], "labels": {"instance": printable(name)}}]), encoding="utf-8"
+        )
         os.replace(new, path)
         self._target = path

@@ -59,12 +59,15 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"), durable)
 
 
-def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file atomically; if `durable`, wait until the content would survive a power failure."""
+def write_bytes(path: Path, data: bytes, durable: bool = True, mode: int = 0o666) -> None:
+    """Replace a file atomically; if `durable`, wait until the content would survive a power failure.
+
+    `mode`: permissions of the file, of which the process's umask takes some away.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         try:
-            with draft.open("wb") as file:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
                 file.write(data)
                 file.flush()
                 if durable:

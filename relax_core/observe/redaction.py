@@ -10,10 +10,15 @@ from typing import Any
 
 HIDDEN = "[redacted]"
 _KEY = re.compile(
-    r"(^|[_-])(secret|password|passwd|token|api_?key|access_?key|authorization|credentials?)$", re.IGNORECASE
+    r"(^|[_-])(secret|password|passwd|token|api_?key|(access|private)_?key|authorization|credentials?|cookies?)$",
+    re.IGNORECASE,
 )
 _SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}"
+    r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?:[^-]|-(?!----))+-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----"
+    r"|(?:(?<=[Cc]ookie: )|(?<=[Cc]ookie:)|(?<=[Cc]ookie['\"]: ['\"])|(?<=[Cc]ookie['\"]:['\"]))[^\s=;'\"]+=[^\r\n'\"]*"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
     r"|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)"
 )

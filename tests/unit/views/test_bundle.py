@@ -59,23 +59,28 @@ def test_no_secret_is_packed(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CHAT_URL", "mail-of-the-team")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("SIGNING_SECRET", "of two\nlines")
-    shaped = "hf_" + "a" * 30
+    shapes = ("hf_" + "a" * 30, "xoxb-1234-5678-abcdefabcdef", "glpat-" + "a" * 20, "github_pat_" + "1A" * 20,
+              "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl")  # fmt: skip
+    pem = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nbase64/of+it\n-----END RSA PRIVATE KEY-----"
+    headers = "Cookie: sid=of-cookie; more=of-more\nset-cookie: id=of-set; Path=/\n{'Cookie': 'q=of-dict'}\n"
     (tmp_path / "outside").write_text("of another folder")
     (run / "config.toml").write_text(f'# schema: relax.config/1\n{CONFIG}[notify]\nurls = ["env:CHAT_URL"]\n'
                                      '[run.env]\nMY_PASSWORD = "plain-in-file"\n')  # fmt: skip
-    (run / "logs" / "reward.log").write_text(f"post to mail-of-the-team with 0123456789abcdef\nand {shaped}\n")
+    (run / "logs" / "reward.log").write_text(
+        f"post to mail-of-the-team with 0123456789abcdef\nand {' '.join(shapes)}\n{pem}\n{headers}"
+    )
     (run / "logs" / "actor.log").write_text("signed of two\nlines\n")
     with (run / "events.jsonl").open("a") as events:
-        events.write(
-            json.dumps({"message": "\u2028of two\nlines", "api_key": "in-an-event"}, ensure_ascii=False) + "\n"
-        )
+        said = {"message": f"\u2028of two\nlines {pem}", "api_key": "in-an-event", "Set-Cookie": "of-key"}
+        events.write(json.dumps(said, ensure_ascii=False) + "\n")
     (run / "logs" / "other.log").symlink_to(tmp_path / "outside")
     found = packed(bundle(run, tmp_path / "one.tar.gz"))
     text = "".join(found.values())
-    for secret in ("mail-of-the-team", "0123456789abcdef", shaped, "plain-in-file", "of another folder", "of two",
-                   "in-an-event"):  # fmt: skip
+    for secret in ("mail-of-the-team", "0123456789abcdef", *shapes, "plain-in-file", "of another folder", "of two",
+                   "in-an-event", "base64/of+it", "of-cookie", "of-more", "of-set", "of-dict", "of-key"):  # fmt: skip
         assert secret not in text
-    assert found["logs/reward.log"] == "post to [redacted] with [redacted]\nand [redacted]\n"
+    assert (tmp_path / "one.tar.gz").stat().st_mode & 0o777 == 0o600
+    assert found["logs/reward.log"].startswith("post to [redacted] with [redacted]\nand [redacted] [redacted] ")
     config = tomlkit.parse(found["config.toml"]).unwrap()
     assert config["notify"]["urls"] == ["env:CHAT_URL"] and config["model"] == {"path": "models/tiny"}
 

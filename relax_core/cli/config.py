@@ -87,10 +87,17 @@ def init(
     model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
     data: Annotated[Path, typer.Option(help="Task file in JSON lines.")],
     reward: Annotated[str, typer.Option(help="Name of a reward; see `relax plugins list`.")] = "maths",
+    full: Annotated[bool, typer.Option("--full", help="Write every key; unset keys become comments.")] = False,
 ) -> None:
-    """Write a commented configuration for a model and a task file."""
+    """Write a commented configuration for a model and a task file, and check it as `relax train --dry-run` does.
+
+    A turn of the policy is at most half of the model's context.
+    """
     from relax_core.api.errors import ConfigError
+    from relax_core.cli.plan import check_all
     from relax_core.config.documentation import starter
+    from relax_core.config.model_folder import bounded_context
+    from relax_core.config.tables import RolloutTable
 
     def relative(path: Path) -> str:
         """Return a path relative to the folder of OUT if it lies within, else absolute."""
@@ -100,16 +107,18 @@ def init(
     for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
         if not path.exists():
             raise ConfigError(option, f"{path}, which does not exist", f"give the path of the {what}")
-    text = starter(relative(model), relative(data), reward, out.stem)
+    turn = min(RolloutTable().max_new_tokens, max(bounded_context(model) // 2, 1))
+    values = {"model": {"path": relative(model)}, "data": {"train": relative(data)}, "run": {"name": out.stem}}
     try:
         with out.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(starter({**values, "rollout": {"max_new_tokens": turn}}, reward, full=full))
     except FileExistsError as error:
         raise ConfigError("OUT.toml", f"{out}, which exists", "give another path or delete the file") from error
     except OSError as error:
         raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "give the path of a writable file") from error
     say(out)
-    say(f"next: relax train {out}", err=True)
+    check_all([out], [])
+    say(f"next: relax try {out}, then relax train {out}", err=True)
 
 
 def _in_words(explained: Explained) -> str:

@@ -22,7 +22,9 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
 
 if TYPE_CHECKING:
+    from relax_core.config.layers import Source
     from relax_core.control.memory_check import ProcessNeed
+    from relax_core.control.prepare import PlannedRun
     from relax_core.diagnostics.agreement import Agreement
     from relax_core.diagnostics.estimate import RunEstimate
     from relax_core.observe.first_step import FirstStepCheck
@@ -32,19 +34,21 @@ def graph(
     arguments: Sources, form: Annotated[str, typer.Option("--format", help="Output: text, mermaid or json.")] = "text"
 ) -> None:
     """Draw the graph of a configuration's operations."""
-    if form not in ("text", "mermaid", "json"):
-        raise ConfigError("--format", repr(form), "choose text, mermaid or json")
-    print_graph(*split(arguments), form)
-
-
-def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "text") -> None:
-    """Print the operations of a configuration as text, mermaid or json; its model and data files may be missing."""
-    from relax_core.control.planner import draw, mermaid
     from relax_core.control.prepare import plan_run
 
-    planned = plan_run(sources, overrides)
+    if form not in ("text", "mermaid", "json"):
+        raise ConfigError("--format", repr(form), "choose text, mermaid or json")
+    planned = plan_run(*split(arguments))
     for notice in planned.composed.notices:
         say(notice, err=True)
+    for line in _graph_lines(planned, form):
+        say(line)
+
+
+def _graph_lines(planned: PlannedRun, form: str = "text") -> Iterator[str]:
+    """Yield the operations of each stage as text, mermaid or json."""
+    from relax_core.control.planner import draw, mermaid
+
     plans = {stage.name: stage.plan for stage in planned.stages}
     if form == "json":
         drawn = {
@@ -54,28 +58,25 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
             ]
             for name, found in plans.items()
         }
-        say(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
+        yield json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values())))
         return
     for name, found in plans.items():
         if name:
-            say(f"{'stage ' if form == 'text' else '%% stage '}{name}")
-        say(draw(found.operations) if form == "text" else mermaid(found.operations))
-        for note in found.notes if form == "text" else ():
-            say(f"note: {note}")
+            yield f"{'stage ' if form == 'text' else '%% stage '}{name}"
+        yield draw(found.operations) if form == "text" else mermaid(found.operations)
+        yield from (f"note: {note}" for note in found.notes if form == "text")
 
 
-def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print the tools that environments discover, and for each source the digest that pins its tools.
+def tool_lines(planned: PlannedRun) -> Iterator[str]:
+    """Yield the tools that environments discover, and for each source the digest that pins its tools.
 
     Raises ConfigError if the policy's chat template cannot call tools. A recipe has no model yet, so its template is
     not checked.
     """
     from relax_core.api.environment import tools_digest
     from relax_core.config.compose import naming_stage
-    from relax_core.control.prepare import plan_run
     from relax_core.control.tool_check import check_tool_calls, tools_before_start
 
-    planned = plan_run(sources, overrides)
     for at, stage in enumerate(planned.stages):
         if planned.recipe is None:
             with naming_stage(at if stage.name else None):
@@ -84,27 +85,37 @@ def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
             for source in dict.fromkeys(tool.source for tool in tools):
                 own = [tool for tool in tools if tool.source == source]
                 origin = f"environment {name}{', ' * bool(source)}{source}"
-                say(f"{origin}: {', '.join(tool.name for tool in own)}; digest {tools_digest(own)}")
+                yield f"{origin}: {', '.join(tool.name for tool in own)}; digest {tools_digest(own)}"
 
 
-def print_data(sources: Sequence[str], overrides: Sequence[str]) -> None:
-    """Open the task files as the run would, with every check of rows and columns, and print the numbers of rows.
+def _data_lines(planned: PlannedRun) -> Iterator[str]:
+    """Open the task files as the run would, with every check of rows and columns, and yield the numbers of rows.
 
     Raises ConfigError for the first row that the run would refuse. A recipe has no files yet.
     """
     from relax_core.config.compose import naming_stage
     from relax_core.control.data_check import open_data
-    from relax_core.control.prepare import plan_run
 
-    planned = plan_run(sources, overrides)
     if planned.recipe is not None:
-        say("data: not checked, because the run itself makes the files of a recipe")
+        yield "data: not checked, because the run itself makes the files of a recipe"
         return
     for at, stage in enumerate(planned.stages):
         with naming_stage(at if stage.name else None):
             opened = open_data(stage.config, planned.catalogue, stage.plan)
-            for text in (f"{stage.config.data.train}: {opened}", *opened.compared):
-                say(f"data: {text}")
+            yield from (f"data: {text}" for text in (f"{stage.config.data.train}: {opened}", *opened.compared))
+
+
+def check_all(sources: Sequence[Source], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Make every check of `relax train --dry-run`; return its notices, graph, tools and data as lines.
+
+    Raises RelaxError for everything that a run would refuse before it starts a process.
+    """
+    from relax_core.control.prepare import check_sinks, plan_run
+
+    planned = plan_run(sources, overrides)
+    check_sinks(planned.composed.config, planned.catalogue)
+    notices = (f"note: {notice}" for notice in planned.composed.notices)
+    return (*notices, *_graph_lines(planned), *tool_lines(planned), *_data_lines(planned))
 
 
 def plan(

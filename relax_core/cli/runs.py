@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.detached import start_detached
-from relax_core.cli.plan import print_data, print_graph, print_tools
+from relax_core.cli.plan import check_all
 from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
@@ -78,7 +78,7 @@ def train(
     overrides of the keys that `relax resume` may change, and a finished run is left as it is, with exit code 0.
     """
     from relax_core.api.errors import ConfigError
-    from relax_core.control.prepare import check_sinks, plan_run, prepare
+    from relax_core.control.prepare import prepare
 
     if continues and run_dir is None:
         raise ConfigError("--resume", "no --run-dir", "name the folder of the run: --run-dir RUN")
@@ -90,11 +90,8 @@ def train(
     overrides += [f"run.runner={runner}"] if runner else []
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
-        planned = plan_run(sources, overrides)
-        check_sinks(planned.composed.config, planned.catalogue)
-        print_graph(sources, overrides)
-        print_tools(sources, overrides)
-        print_data(sources, overrides)
+        for line in check_all(sources, overrides):
+            say(line)
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
     elif continues and run_dir is not None and (run_dir / "config.toml").exists():

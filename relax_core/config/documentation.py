@@ -222,30 +222,31 @@ def _value(data: Any, path: list[str]) -> Any:
     return data
 
 
-def starter(model: str, data: str, reward: str, name: str) -> str:
-    """Return a commented configuration in TOML; `model` and `data` are paths relative to the folder of the new file."""
-    given: dict[str, dict[str, Any]] = {"model": {"path": model}, "data": {"train": data}, "run": {"name": name}}
+def starter(values: Mapping[str, Mapping[str, Any]], reward: str, *, full: bool = False) -> str:
+    """Return a commented configuration in TOML. `values`: values by table and key; `full`: all keys, unset as comments."""
     lines = ["# A Relax run. `relax config explain KEY THIS_FILE` explains a key; commented lines show defaults."]
+    lines += [] if full else ["# `relax init --full` writes all keys."]
 
     def comment(text: str) -> None:
         lines.extend(f"# {line}" for line in textwrap.wrap(text, WIDTH))
 
     for doc in core_documentation():
+        given, many = values.get(doc.name, {}), doc.many or doc.name.count(".")
+        shown = {name for name in (*given, *IMPORTANT.get(doc.name, ())) if not many}
+        if not (shown or full):
+            continue
         lines.append("")
-        if doc.name.count(".") or doc.many:  # tables in tables and arrays of tables are written as comments
+        if many:  # tables in tables and arrays of tables are written as comments
             comment(doc.text)
             lines.append(f"# [[{doc.name}]]" if doc.many else f"# [{doc.name}]")
             lines += [f"#   {field.name} = {field.default or '...'}  # {field.text}" for field in doc.fields]
             continue
         if doc.name:
-            comment(doc.text)
-            lines.append(f"[{doc.name}]")
-        for field in doc.fields:
+            lines.append(f"[{doc.name}]  # {doc.text}")
+        for field in (field for field in doc.fields if full or field.name in shown):
             comment(field.text)
-            own = given.get(doc.name, {})
-            value = literal(own[field.name]) if field.name in own else field.default or f"...  # {field.type}"
-            shown = field.name in own or field.name in IMPORTANT.get(doc.name, ())
-            lines.append(f"{'' if shown else '# '}{field.name} = {value}")
+            value = literal(given[field.name]) if field.name in given else field.default or f"...  # {field.type}"
+            lines.append(f"{'' if field.name in shown else '# '}{field.name} = {value}")
         if not doc.name:
             lines.append("")
             comment("Components by name; `relax plugins list` shows all. Write a table instead to set options too.")

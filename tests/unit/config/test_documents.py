@@ -20,6 +20,7 @@ from relax_core.config.compose import compose
 from relax_core.config.documentation import explain, reference, schema, starter
 from relax_core.config.run_config import RunConfig, core_tables, table_keys, top_level_keys
 from relax_core.registry.catalogue import Catalogue
+from tests.ascii_tokenizer import save_ascii_tokenizer
 
 
 @pytest.fixture
@@ -77,19 +78,29 @@ def test_a_component_that_does_not_import_is_left_out_with_a_note(catalogue: Cat
     assert len(notes) == 1 and "vllm" in notes[0]
 
 
-def test_the_starter_composes_and_mentions_every_core_key(folder: Path, catalogue: Catalogue) -> None:
-    text = starter("model", "train.jsonl", "maths", "new")
+STARTED: dict[str, dict[str, Any]] = {
+    "model": {"path": "model"}, "data": {"train": "train.jsonl"}, "run": {"name": "new"},
+    "rollout": {"max_new_tokens": 16},
+}  # fmt: skip
+
+
+def test_the_full_starter_composes_and_mentions_every_core_key(folder: Path, catalogue: Catalogue) -> None:
+    text = starter(STARTED, "maths", full=True)
     (folder / "new.toml").write_text(text)
-    config = compose(["new.toml"], ["rollout.max_new_tokens=16"], catalogue).config
+    config = compose(["new.toml"], [], catalogue).config
     assert config.run.name == "new" and config.data.train == folder / "train.jsonl"
-    plain = compose(["my.toml"], ["run.name=new"], catalogue).config
-    assert {**config.dump(), "rollout": 0} == {**plain.dump(), "rollout": 0}
+    assert config.dump() == compose(["my.toml"], ["run.name=new"], catalogue).config.dump()
     for key in top_level_keys():
         assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE)
     uncommented = re.sub(r"^# (\w+ = )(?!\.\.\.)", r"\1", text, flags=re.MULTILINE)
-    assert (
-        compose([tomllib.loads(uncommented)], ["rollout.max_new_tokens=16"], catalogue).config.dump() == config.dump()
-    )
+    assert compose([tomllib.loads(uncommented)], [], catalogue).config.dump() == config.dump()
+
+
+def test_the_starter_is_short_and_sets_what_the_full_one_sets() -> None:
+    short = starter(STARTED, "maths")
+    assert len(short.splitlines()) <= 60
+    full = tomllib.loads(starter(STARTED, "maths", full=True))
+    assert tomllib.loads(short) == {key: value for key, value in full.items() if value != {}}
 
 
 def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalogue) -> None:
@@ -150,14 +161,31 @@ def test_explain_and_schema_print(folder: Path, cli: Any) -> None:
     assert json.loads(cli("config", "schema")[0])["title"] == "Relax run configuration"
 
 
-def test_init_writes_once(folder: Path, cli: Any) -> None:
-    out, _ = cli("init", "new.toml", "--model", "model", "--data", "train.jsonl")
-    assert out == "new.toml\n"
-    assert tomllib.loads((folder / "new.toml").read_text())["model"]["path"] == "model"
-    with pytest.raises(ConfigError, match="exists"):
-        cli("init", "new.toml", "--model", "model", "--data", "train.jsonl")
-    with pytest.raises(ConfigError, match="--data"):
-        cli("init", "b.toml", "--model", "model", "--data", "absent")
+@pytest.mark.parametrize(("context", "turn", "options"), [(16, 8, []), (128, 64, ["--full"]), (131_072, 1024, [])])
+def test_init_writes_a_file_that_the_dry_run_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: int, turn: int, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_ascii_tokenizer(tmp_path / "model")
+    Path("model/config.json").write_text(json.dumps({"vocab_size": 127, "max_position_embeddings": context}))
+    Path("model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    rows = ({"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(200))
+    Path("train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["init", "new.toml", "--model", "model", "--data", "train.jsonl", *options]
+    written = CliRunner().invoke(app, words)
+    assert (written.exit_code, written.stdout) == (0, "new.toml\n"), written.output
+    checked = CliRunner().invoke(app, ["train", "new.toml", "--dry-run"])
+    assert checked.exit_code == 0 and "held-out" in checked.output, checked.output
+    assert tomllib.loads(Path("new.toml").read_text())["rollout"]["max_new_tokens"] == turn
+    for refused, change in (("OUT.toml", {}), ("--data", {1: "b.toml", 5: "absent"})):
+        changed = [change.get(at, word) for at, word in enumerate(words)]
+        assert refused in str(CliRunner().invoke(app, changed).exception)
+
+
+def test_init_names_the_line_of_its_file_that_a_run_would_refuse(folder: Path, cli: Any) -> None:
+    with pytest.raises(ConfigError, match="rewards.0.name.*new.toml.*'math'.*maths"):
+        cli("init", "new.toml", "--model", "model", "--data", "train.jsonl", "--reward", "math")
+    assert (folder / "new.toml").exists()
 
 
 LIGHT = """

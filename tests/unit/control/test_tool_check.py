@@ -11,8 +11,8 @@ import pytest
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api.errors import ConfigError
-from relax_core.cli.plan import print_tools
-from relax_core.control.prepare import prepare
+from relax_core.cli.plan import tool_lines
+from relax_core.control.prepare import plan_run, prepare
 from relax_core.testing.trainer import tiny_model
 
 TOOLS = '''
@@ -79,12 +79,12 @@ def test_the_dry_run_and_the_start_refuse_tools_of_a_stage_after_a_warm_start(
 ) -> None:
     refused = r"stages\[1\]\.model\.tool_calls: got auto for prompts with tools.*deepseek.*hermes"
     with pytest.raises(ConfigError, match=refused):
-        print_tools([layer(files, environment)], [])  # type: ignore[list-item]
+        list(tool_lines(plan_run([layer(files, environment)], [])))
     with pytest.raises(ConfigError, match=refused):
         prepare([layer(files, environment)], [], run_dir=tmp_path / "run")
 
 
 def test_callable_tools_and_environments_without_tools_pass(files: Path) -> None:
-    print_tools([layer(files, "written", tool_calls="hermes")], [])  # type: ignore[list-item]
-    print_tools([layer(files, "found-none")], [])  # type: ignore[list-item]
-    print_tools([layer(files, "single-turn"), {"rewards": ["exact"]}], [])  # type: ignore[list-item]
+    list(tool_lines(plan_run([layer(files, "written", tool_calls="hermes")], [])))
+    list(tool_lines(plan_run([layer(files, "found-none")], [])))
+    list(tool_lines(plan_run([layer(files, "single-turn"), {"rewards": ["exact"]}], [])))

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Event
-from relax_core.control.prepare import Prepared, prepare
-from relax_core.control.run import run
+from relax_core.control.prepare import prepare
+from relax_core.control.run import Receive, run
 from relax_core.diagnostics.evaluate import evaluate as evaluate_target, find_target
 from relax_core.diagnostics.export import export as export_checkpoint
+from relax_core.observe.console import INTERRUPTS, Interrupts
 from relax_core.observe.eval_result import EvalResult, is_result, read_result
 from relax_core.observe.files import disk_errors
 from relax_core.observe.run_directory import runs_root
@@ -28,6 +32,7 @@ from relax_core.views.display import LiveDisplay
 from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run
 
+T = TypeVar("T")
 Reward = str | Mapping[str, Any] | Callable[..., Any]
 Tasks = str | Path | Iterable[Mapping[str, Any]] | Any
 """A task file or dataset folder, rows, or an object that has `to_parquet`, such as a `datasets.Dataset` or a data frame."""
@@ -60,7 +65,8 @@ def train(
     prepared = prepare(layers, overrides, run_dir=Path(run_dir) if run_dir else None, functions=functions)
     for number, observer in enumerate(observers):
         prepared.catalogue.observe(f"observer {number} ({getattr(observer, '__name__', 'callable')})", observer)
-    _in_thread(prepared, show)
+    display = LiveDisplay(prepared.launch.run_id, prepared.config.steps) if show else None
+    _in_thread(lambda: run(prepared, display, obey=_obey_caller))
     write_report(prepared.directory.path)
     return open_run(prepared.directory.path)
 
@@ -81,8 +87,7 @@ def export(
     errors of `relax_core.diagnostics.export.export`.
     """
     name = None if run is None else str(run)
-    with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
-        return pool.submit(export_checkpoint, name, Path(out), step, overrides, push_to, public).result().directory
+    return _in_thread(partial(export_checkpoint, name, Path(out), step, overrides, push_to, public)).directory
 
 
 def evaluate(
@@ -102,8 +107,7 @@ def evaluate(
     """
     folder = None if out is None else Path(out)
     other = None if against is None else str(against)
-    with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
-        return pool.submit(evaluate_against, str(target), sources, overrides, other, folder, rewards).result()
+    return _in_thread(partial(evaluate_against, str(target), sources, overrides, other, folder, rewards))
 
 
 def evaluate_against(
@@ -186,22 +190,33 @@ def _lines(rows: Iterable[Mapping[str, Any]], field: str) -> Iterator[str]:
             raise ConfigError(f"{field}, row {number}", str(error), fix) from error
 
 
-def _in_thread(prepared: Prepared, show: bool) -> None:
-    """Run in a thread, because a notebook's own thread already has an event loop.
+def _obey_caller(receive: Receive) -> AbstractContextManager[None]:
+    return INTERRUPTS.get().obeyed_by(partial(receive, signal.SIGINT))
 
-    An interrupt of the caller stops the run, as Ctrl-C does on the command line.
+
+def _in_thread(call: Callable[[], T]) -> T:
+    """Return the result of a call in a thread, because a notebook's own thread already has an event loop.
+
+    Each interrupt is passed to the call; once the call has ended, KeyboardInterrupt is raised.
     """
-    display = LiveDisplay(prepared.launch.run_id, prepared.config.steps) if show else None
-    failed: list[BaseException] = []
+    ended: Future[T] = Future()
+    interrupts = Interrupts()
 
     def conduct() -> None:
+        INTERRUPTS.set(interrupts)
         try:
-            run(prepared, display, signals=False)
+            ended.set_result(call())
         except BaseException as error:
-            failed.append(error)
+            ended.set_exception(error)
 
-    thread = threading.Thread(target=conduct, name="relax", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+    threading.Thread(target=conduct, name="relax", daemon=True).start()
+    if threading.current_thread() is not threading.main_thread():  # no other thread gets signals
+        return ended.result()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupts.send())
+    try:
+        wait([ended])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts.sent:
+        raise KeyboardInterrupt
+    return ended.result()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
+from relax_core.observe.console import run_to_end
 
 if TYPE_CHECKING:
     from relax_core.diagnostics.engine_speed import EngineSpeed
@@ -42,7 +42,7 @@ def mismatch(
     for name in chosen:
         if name not in FORMATS:
             raise ConfigError("--formats", name, f"choose from {', '.join(FORMATS)}, separated by commas")
-    reports = asyncio.run(measure(*split(arguments), samples, chosen or (FORMATS if compare or formats else ())))
+    reports = run_to_end(measure(*split(arguments), samples, chosen or (FORMATS if compare or formats else ())))
     if as_json:
         print_json({"schema": "relax.mismatch/1", "settings": [mismatch_document(report) for report in reports]})
     else:
@@ -99,7 +99,7 @@ def engines(
     """
     from relax_core.diagnostics.engine_speed import engine_speeds
 
-    found = asyncio.run(engine_speeds(*split(arguments), settings or (), rounds))
+    found = run_to_end(engine_speeds(*split(arguments), settings or (), rounds))
     if as_json:
         print_json({"schema": "relax.engine-speed/1", "settings": [one.plain() for one in found]})
     else:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.terminal import AsJson, say
+from relax_core.observe.console import run_to_end
 
 if TYPE_CHECKING:
     from relax_core.cli.data_survey import DataFile, Survey
@@ -205,7 +205,7 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     if not 0 <= index < len(tasks):
         raise ConfigError("--index", index, f"choose 0 to {len(tasks) - 1}")
     task, ids = tasks[index], tasks.prompt(index).tokens
-    media = asyncio.run(facts(found, task)) if any(shown_by(task)) else []
+    media = run_to_end(facts(found, task)) if any(shown_by(task)) else []
     written = () if isinstance(tasks, TaskSet) else tasks.examples(index)
     return {
         "where": tasks.where(index),

@@ -7,7 +7,6 @@ media are not kept.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from collections import Counter, OrderedDict
@@ -38,6 +37,7 @@ from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import TaskSet, charged_to, has_value, read_task, task_settings, unmatched_filters
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
+from relax_core.observe.console import run_to_end
 from relax_core.registry import Catalogue
 from relax_core.rewards.golds import GoldReport, check_golds
 from relax_core.rewards.host import reads_golds
@@ -401,13 +401,13 @@ def survey(found: DataFile, media: bool = False) -> Survey:
         else:
             result.skipped += 1
     if found.rewards and result.rows:
-        asyncio.run(survey_golds(found, result))
+        run_to_end(survey_golds(found, result))
     result.bad += [BadRow(error.field, f"got {error.got}", error.field, error.fix) for error in found.unmatched()]
     if media:
         if found.processors is None:
             fix = "give the model folder, whose config.json defines the tokens of media: --model DIR"
             raise ConfigError("--media", "no model folder", fix)
-        asyncio.run(survey_media(found, result))
+        run_to_end(survey_media(found, result))
     return result
 
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import typer
 
-from relax_core.cli.terminal import Interrupted, print_json, say
+from relax_core.cli.terminal import Interrupted, asking, print_json, say
 
 POLL_S = 0.1
 
 
+@asking()
 def start_detached(verb: str, as_json: bool) -> Path:
     """Start this command again under a supervisor, and return the run directory once the run has started.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -11,6 +10,7 @@ import typer
 
 from relax_core.cli.runs import Arguments
 from relax_core.cli.terminal import say, split
+from relax_core.observe.console import run_to_end
 
 if TYPE_CHECKING:
     import socket
@@ -62,7 +62,7 @@ def serve(
     listener, bound = listening(listen, Path())
     address = public or bound.removeprefix("http://")
     say(f"relax: an engine {host.description.engine} waits at {address}", err=True)
-    asyncio.run(_serve(host, listener, client, address, patience_s))
+    run_to_end(_serve(host, listener, client, address, patience_s))
 
 
 def _host(files: list[str], overrides: list[str], token: str) -> EngineHost:

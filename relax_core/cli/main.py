@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+import time
 from typing import NoReturn
 
 import typer
 
 from relax_core.cli import bench, config, data, engine, logs, models, plan, plugins, runs, samples, scale
-from relax_core.cli.terminal import Interrupted, fail
+from relax_core.cli.terminal import INTERRUPTED, STOPPING, Interrupted, fail, stop_command
+from relax_core.observe.console import EVERY_S, INTERRUPTS, Interrupts, print_waits
 
 app = typer.Typer(
     name="relax",
@@ -62,20 +65,26 @@ app.add_typer(plugins.verbs, name="plugins")
 
 def main() -> NoReturn:
     """Run a verb and exit; print any error as one line on stderr and exit with its code."""
-
-    def interrupt(number: int, _: object) -> NoReturn:
-        raise Interrupted(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` ignores SIGHUP
-            signal.signal(number, interrupt)
+            signal.signal(number, stop_command)
     signal.signal(signal.SIGUSR1, lambda *_: None)  # a live run saves a checkpoint; it must never end the process
+    INTERRUPTS.set(interrupts := Interrupts())
+    threading.Thread(target=_print_waits_for_ever, daemon=True).start()
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
             # Typer imports pydantic to convert values, which takes longer than this whole verb.
             code = plugins.list_without_typer(sys.argv[3:])
         else:
             code = int(app(standalone_mode=False, prog_name="relax") or 0)
-    except (Exception, Interrupted) as error:
-        code = fail(error)
+    except (Exception, KeyboardInterrupt) as error:
+        code = fail(Interrupted() if interrupts.sent else error)
+    else:
+        code = fail(Interrupted()) if interrupts.sent and code == INTERRUPTED else code  # typer turns it into a code
     sys.exit(code)
+
+
+def _print_waits_for_ever() -> None:
+    while True:
+        time.sleep(EVERY_S)
+        print_waits()

@@ -7,7 +7,6 @@ samples.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from typer.core import TyperCommand
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
+from relax_core.observe.console import run_to_end
 
 if TYPE_CHECKING:
     from relax_core.config.layers import Source
@@ -361,7 +361,7 @@ def try_(
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
-        records, checks = asyncio.run(try_tasks(sources, overrides, tasks))
+        records, checks = run_to_end(try_tasks(sources, overrides, tasks))
         tree = True
     elif arguments[0] == "reward":
         reward, *options = arguments[1:] or [""]
@@ -372,11 +372,11 @@ def try_(
         if sources and plugins:
             raise ConfigError("--plugin", plugins[0], "list it in the configuration instead: plugins = [...]")
         if sources:
-            records = asyncio.run(try_run_reward(reward, sources, overrides, data, label))
+            records = run_to_end(try_run_reward(reward, sources, overrides, data, label))
         else:
-            records = asyncio.run(try_reward(reward, options, data, plugins, label))
+            records = run_to_end(try_reward(reward, options, data, plugins, label))
     else:
-        records, checks = asyncio.run(try_tasks(*split(arguments), tasks))
+        records, checks = run_to_end(try_tasks(*split(arguments), tasks))
     first = {record.get("group_id"): record for record in reversed(records)}  # of each task, whose prompt is shown
     texts = [_record_text(record, tree, record is first[record.get("group_id")]) for record in records]
     lines = [line for line in (passed_line(checks), *fault_lines(checks)) if line]

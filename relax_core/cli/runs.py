@@ -19,7 +19,7 @@ import typer
 
 from relax_core.cli.detached import start_detached
 from relax_core.cli.plan import check_all
-from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
+from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, asking, print_json, print_table, say, split
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
 if TYPE_CHECKING:
@@ -181,6 +181,9 @@ def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:
         _write_report(path)
         say(_failed(path), err=True)
         raise
+    finally:
+        if display is not None:
+            display.close()
     _write_report(path)
     _say_ending(summary, path, as_json)
 
@@ -424,6 +427,7 @@ def _wait_for_process(view: RunView) -> None:
         time.sleep(REQUEST_POLL_S)
 
 
+@asking()
 def attach(run: Run = None, as_json: SummaryJson = False) -> None:
     """Watch a live run until it ends, and exit with its exit code.
 

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
+from relax_core.observe.console import INTERRUPTS, say_stopping
 
 INTERRUPTED = 130
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that stop a command."""
 _TRACEBACK = "RELAX_TRACEBACK"
 UsageError: type[Any] = typer.BadParameter.__bases__[0]
 """Typer's error for an invalid command line."""
@@ -29,12 +34,42 @@ Sources = Annotated[list[str], typer.Argument(help="TOML files or a recipe name,
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """The arrival of SIGINT, SIGTERM or SIGHUP while no run handles the signal."""
 
     def __init__(self, number: int = 0) -> None:
         super().__init__()
         self.number = number
+
+
+def stop_command(number: int, _: object = None) -> None:
+    """Handle a signal: print that the command stops, and cancel its coroutine, or raise Interrupted.
+
+    A second Ctrl-C ends the process at once.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    say_stopping(number)
+    interrupts = INTERRUPTS.get(None)
+    if interrupts is None or not interrupts.send():
+        raise Interrupted(number)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Let signals of the body only raise Interrupted, however often: the body watches another process, or asks."""
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        raise Interrupted(number)
+
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number in before:
+        if before[number] is stop_command:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

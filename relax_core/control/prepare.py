@@ -46,6 +46,7 @@ from relax_core.control.stages import StageDirectory, check_order, document, lay
 from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
 from relax_core.data.tasks import store_hold_out, stored_hold_out
+from relax_core.observe.console import waiting_for
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.files import disk_errors, read_document
 from relax_core.observe.notifications import is_understood
@@ -92,7 +93,10 @@ class Recipe:
                 start_new_session=True, env={**os.environ, UNTRAINED: "1" if untrained else ""},
             ) as child:  # fmt: skip
                 try:
-                    status = child.wait(BUILD_S)
+                    with waiting_for(
+                        f"building the {'model and data' if module == 'build' else 'teacher'} of {self.name}"
+                    ):
+                        status = child.wait(BUILD_S)
                 except BaseException:
                     os.killpg(child.pid, signal.SIGKILL)
                     raise
@@ -220,8 +224,9 @@ def plan_run(
         recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
     reads = on_disk and recipe is None
-    composed = compose(layers, overrides, on_disk=reads, passed=partial(announce, functions or {}))
-    composed = with_steps(composed) if reads else composed
+    with waiting_for("checking the configuration, its model folder and its task files"):
+        composed = compose(layers, overrides, on_disk=reads, passed=partial(announce, functions or {}))
+        composed = with_steps(composed) if reads else composed
     for number, url in enumerate(composed.config.notify.urls):
         if not is_understood(url.reveal()):
             fix = "Apprise does not understand the address in it; write the address as Apprise's documentation shows"
@@ -274,7 +279,8 @@ def prepare(
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
         for at, stage in enumerate(planned.stages):  # later stages train an export of the first stage's shape
-            with naming_stage(at if composed.stages else None):
+            checking = waiting_for("checking the template's tool calls and the memory of the run")
+            with naming_stage(at if composed.stages else None), checking:
                 check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
         directory.write(DATA, {"files": _data_of([stage.config for stage in planned.stages], directory.path)})
@@ -300,7 +306,8 @@ def _data_of(configs: Sequence[RunConfig], run_dir: Path) -> dict[str, Any]:
     document = read_document(run_dir / f"{DATA}.json") or {}
     found = dict(document.get("files") or {})
     for config in configs:
-        found |= check_unchanged(config, found, run_dir)
+        with waiting_for("reading the task files"):
+            found |= check_unchanged(config, found, run_dir)
     return found
 
 

@@ -13,10 +13,12 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
@@ -37,6 +39,7 @@ from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaler import role_of
 from relax_core.engines.scaling import ScaleRequest
+from relax_core.observe.console import say_stopping, waiting_for
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
@@ -62,21 +65,30 @@ ROLE_REQUESTS: Mapping[Request, frozenset[str] | None] = {
     "evaluate": frozenset({"actor", "rollout"}),
 }
 """Requests that the controller passes to roles, with the names of these roles; None: all roles with state."""
+Receive = Callable[[signal.Signals], bool]
+"""A function that obeys a signal, and returns False if the run has not obeyed the same signal before."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
 """Signals sent when the machine is taken back or the terminal is closed, and no user can press Ctrl-C again."""
 
 
-def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
+def run(
+    prepared: Prepared,
+    display: Display | None = None,
+    *,
+    obey: Callable[[Receive], AbstractContextManager[None]] | None = None,
+) -> dict[str, Any]:
     """Run a prepared run to its end in a new event loop; return the summary or raise the error that ended the run.
 
-    A run that was ended by a second Ctrl-C has the status `interrupted`.
+    A run that was ended by a second Ctrl-C has the status `interrupted`. `obey`: passes signals to its argument while
+    the context is open; None: signals of this process, which needs its main thread.
     """
-    runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
+    with waiting_for(f"starting the runner {prepared.config.run.runner}"):
+        runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
 
     async def supervise() -> dict[str, Any]:
         controller = RunController(prepared, runner, display)
-        with _obey_signals(controller) if signals else contextlib.nullcontext():
+        with (obey or obey_signals)(receiver(controller)):
             return await controller.run()
 
     directory = prepared.directory
@@ -95,17 +107,19 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
     return prepared.directory.read("summary") or {"status": "interrupted"}
 
 
-@contextlib.contextmanager
-def _obey_signals(controller: RunController) -> Iterator[None]:
-    """Save a checkpoint at SIGUSR1, stop at Ctrl-C, SIGTERM and SIGHUP, and end at once if Ctrl-C follows a stop.
+def receiver(controller: RunController) -> Receive:
+    """Return what obeys a signal for the run of this task, from any thread and in a signal handler.
 
-    SIGTERM and SIGHUP stop with the longer grace of a preemption. Schedulers may repeat SIGTERM, so a second SIGTERM
-    has no effect. A SIGHUP that is ignored, as under `nohup`, stays ignored.
+    SIGUSR1 saves a checkpoint. Ctrl-C, SIGTERM and SIGHUP stop the run, SIGTERM and SIGHUP with the longer grace of a
+    preemption. Schedulers may repeat SIGTERM, so a second SIGTERM has no effect. A Ctrl-C after a stop ends the run at
+    once. The event loop obeys the signal, so nothing happens while other code blocks the loop.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    pending: set[signal.Signals] = set()
 
-    def receive(number: signal.Signals) -> None:
+    def obey(number: signal.Signals) -> None:
+        pending.discard(number)
         if number is signal.SIGUSR1:
             controller.checkpoint()
         elif number is signal.SIGINT and controller.stopping:
@@ -113,16 +127,39 @@ def _obey_signals(controller: RunController) -> Iterator[None]:
         else:
             controller.stop(number.name, preempted=number in PREEMPTIONS)
 
+    def receive(number: signal.Signals) -> bool:
+        if number in pending:
+            return False
+        pending.add(number)
+        if number is not signal.SIGUSR1 and not controller.stopping:
+            say_stopping(number)
+        loop.call_soon_threadsafe(obey, number)
+        return True
+
+    return receive
+
+
+@contextlib.contextmanager
+def obey_signals(receive: Receive) -> Iterator[None]:
+    """Pass the signals of this process to `receive`, and end the process at a Ctrl-C that `receive` refuses.
+
+    A SIGHUP that is ignored, as under `nohup`, stays ignored.
+    """
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if not receive(signal.Signals(number)) and number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     before = {number: signal.getsignal(number) for number in SIGNALS}
     if before[signal.SIGHUP] is signal.SIG_IGN:
         del before[signal.SIGHUP]
     for number in before:
-        loop.add_signal_handler(number, receive, number)
+        signal.signal(number, handle)
     try:
         yield
     finally:
         for number in before:
-            loop.remove_signal_handler(number)
             signal.signal(number, before[number])
 
 
@@ -302,7 +339,8 @@ class RunController:
         """Start the runner; return False if a stop came first, and leave it to `close` to end started processes."""
         starting = asyncio.ensure_future(self._runner.start(stage.launch))
         stopped = asyncio.ensure_future(self._stop_asked.wait())
-        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        with waiting_for("starting the roles' processes"):
+            await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if starting.done():
             starting.result()
@@ -314,11 +352,17 @@ class RunController:
     async def _wait_until_ready(self, recorder: Recorder) -> bool:
         """Wait until every role has left `starting`; return False if a stop came first. Raises the error of a role."""
         starting = set(self._running)
-        while starting and not self._stop_reason:
-            await asyncio.sleep(WATCH_S)
-            starting -= {
-                heartbeat.role for heartbeat in await self._poll_roles(recorder) if heartbeat.state != "starting"
-            }
+        doing: dict[str, str] = {}
+
+        def shown() -> str:  # a role of this process has its own lines
+            return "starting " + ", ".join(f"{role}{doing.get(role, '')}" for role in sorted(starting))
+
+        with waiting_for(shown):
+            while starting and not self._stop_reason:
+                await asyncio.sleep(WATCH_S)
+                beats = await self._poll_roles(recorder)
+                starting -= {beat.role for beat in beats if beat.state != "starting"}
+                doing = {beat.role: f" ({beat.doing})" for beat in beats if beat.pid != os.getpid()}
         return not starting
 
     async def _watch(self, stage: PreparedStage, recorder: Recorder) -> list[str]:

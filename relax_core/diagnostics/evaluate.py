@@ -7,7 +7,6 @@ directories are only read. The model of a checkpoint is exported to a temporary 
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from relax_core.control.prepare import make_launch
 from relax_core.control.stages import stage_directories
 from relax_core.diagnostics.export import checkpoints, export
 from relax_core.diagnostics.try_run import ignore, local_workers, single_role
+from relax_core.observe.console import run_to_end
 from relax_core.observe.eval_result import SAMPLES, EvalResult, result_folder
 from relax_core.observe.files import read_document
 from relax_core.observe.redaction import Redactor
@@ -132,7 +132,7 @@ def evaluate(
             config, catalogue = _configured(found, model, sources, overrides, functions, on_disk=True)
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), functions)
         inline = config.run.runner == "inline"
-        finished, warnings = asyncio.run(_sample(launch, catalogue, inline))
+        finished, warnings = run_to_end(_sample(launch, catalogue, inline))
     sets = tuple(
         {"set": one.set_name, "step": found.step or 0, "temperature": one.temperature, "mean": one.mean,
          "count": one.count, "metrics": dict(one.metrics), "tasks": {task: [*own] for task, own in one.tasks.items()}}

@@ -7,7 +7,6 @@ run directory is only read, so a live run can be exported too.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
 from relax_core.diagnostics.try_run import local_workers, single_role
+from relax_core.observe.console import run_to_end
 from relax_core.observe.files import check_new_folder
 from relax_core.observe.run_directory import find_run
 from relax_core.registry.catalogue import Catalogue
@@ -87,7 +87,7 @@ def export(
     config, catalogue = composed.config, composed.catalogue
     with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
-        asyncio.run(_write(launch, catalogue, config.run.runner == "inline", f"{checkpoint}/trainer", str(out)))
+        run_to_end(_write(launch, catalogue, config.run.runner == "inline", f"{checkpoint}/trainer", str(out)))
     url = push(out, push_to, public, f"Step {counted} of {owner.name}") if push_to else ""
     return Export(checkpoint, counted, out, tuple(notices), url)
 

@@ -24,6 +24,7 @@ from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.diagnostics.sample_parquet import check_pyarrow, write_parquet
 from relax_core.diagnostics.try_run import ignore, local_workers, single_role
+from relax_core.observe.console import run_to_end
 from relax_core.observe.files import check_new_folder, disk_errors, write_text
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.sample_file import SampleFile
@@ -112,7 +113,7 @@ def _sample(
 ) -> None:  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="relax-rollout-") as scratch:
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), began=began)
-        asyncio.run(_sample_groups(launch, catalogue, config, groups, file))
+        run_to_end(_sample_groups(launch, catalogue, config, groups, file))
 
 
 async def _sample_groups(

@@ -19,6 +19,7 @@ from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SpanTrack, Worker, Workers, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.engines.engine_state import EngineState
+from relax_core.observe.console import waiting_for
 from relax_core.observe.spans import Unwatched
 from relax_core.registry.error_text import said
 from relax_core.registry.shapes import WrongShape, checked, shown
@@ -80,7 +81,7 @@ class EngineSlot:
         self.state.paused, self.state.loaded = False, self.spec.version
         self._started, self.offloaded = False, frozenset()
         self.starts += 1
-        with self._track.span("overhead", "starting"):
+        with self._track.span("overhead", "starting"), waiting_for(f"starting engine {self.name}"):
             (self.worker,) = await self._workers.start([self._worker_spec], START_S)
             facts = await self.worker.call("start", self.spec, timeout_s=START_S)
         try:

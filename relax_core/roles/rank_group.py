@@ -34,6 +34,7 @@ from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
+from relax_core.observe.console import waiting_for
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import LONGEST, WrongShape, checked, returned_by
 from relax_core.rpc.waiting import start_all
@@ -126,12 +127,15 @@ class RankGroup:
         ]  # fmt: skip
         tracks = [context.track(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
 
-        workers = await context.workers.start(specs, START_S)
+        with waiting_for(f"starting the worker processes {', '.join(spec.name for spec in specs)}"):
+            workers = await context.workers.start(specs, START_S)
         try:
             rendezvous = await meeting_place(workers)
             given = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in ranks]
             calls = zip(tracks, workers, given, strict=True)
-            found = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in calls))
+            starts = (_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in calls)
+            with waiting_for(f"loading the model of {name}"):
+                found = await start_all(*starts)
             made = cls(trainer, workers, tracks, found[0], context.config.batch.tokens_per_micro_batch)
             made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)

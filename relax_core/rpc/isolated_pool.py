@@ -33,6 +33,7 @@ from relax_core.api.errors import (
 )
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
+from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound_fields
 from relax_core.registry.error_text import said
 from relax_core.registry.shapes import WrongShape, checked, shown
@@ -372,10 +373,12 @@ class IsolatedProcess:
             if self.worker is None:
                 name = f"{self._spec.name}.{self._started}" if self._started else self._spec.name
                 self._started += 1
-                (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
                 component = who(self._spec.component)
+                with waiting_for(f"starting the process of {component}"):
+                    (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
                 try:
-                    started = await worker.call("start", *self._open_args, timeout_s=START_S)
+                    with waiting_for(f"opening {component}"):
+                        started = await worker.call("start", *self._open_args, timeout_s=START_S)
                     concurrent, self._ends, opened = checked(started, tuple[bool, bool, Any], "start")
                     handlers = self._opened(opened)
                 except WrongShape as error:

@@ -38,6 +38,7 @@ from relax_core.api.role import (
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import DeviceService, owner_of
+from relax_core.observe.console import open_waits
 from relax_core.observe.process_log import bound
 from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
@@ -191,9 +192,11 @@ class RoleContext:
         state: RoleState = "waiting" if self._waits and not self._activity.working else self._state
         if not self._going.is_set():
             state = "paused"
+        waits = [what for what, _ in open_waits(self.role)] if state == "starting" else []
         return Heartbeat(
-            self.role, state, self._doing, tuple(self._waits.values()), facts, registration=self.registration,
-            pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for track in tracks for span in track.take()),
+            self.role, state, "; ".join(waits) or self._doing, tuple(self._waits.values()), facts,
+            registration=self.registration, pid=os.getpid(), sent=self.clock.now(),
+            spans=tuple(span for track in tracks for span in track.take()),
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams
 from relax_core.engines.supervisor import Report
+from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound
 from relax_core.rewards.golds import check_golds
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
@@ -151,9 +152,11 @@ class RolloutWorker:
             if in_turns:
                 await pools.start_in_turns()
             others = () if in_turns else (pools.start(),)
-            facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
+            with waiting_for("starting engines, rewards and environments"):
+                facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
             await made._sandboxes.start()  # after environments and rewards have declared whether they need a sandbox
-            await made._check_golds()
+            with waiting_for("checking the gold answers"):
+                await made._check_golds()
             check_vocabulary(made.family, facts)
             if "max_context" not in facts:
                 raise PluginError(f"engine {run.engine.name}", "start() returned facts without max_context")

@@ -15,6 +15,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.environment import Environment, Tool, tools_digest
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.role import Workers, WorkerSpec
+from relax_core.observe.console import waiting_for
 from relax_core.registry.shapes import WrongShape, checked, returned_by
 from relax_core.rpc.isolated_host import IsolatedHost
 from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S, charged
@@ -41,7 +42,8 @@ async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...
         f"tools-{choice.known_as}", choice.chosen, target="relax_core.sampling.tools:ToolFinder",
         memory_mb=choice.memory_mb, inherit_env=(*INHERITED_ENV, *choice.inherit_env), untrusted=True,
     )  # fmt: skip
-    (worker,) = await workers.start([spec], START_S)
+    with waiting_for(f"starting the process of {spec.name}"):
+        (worker,) = await workers.start([spec], START_S)
     try:
         started = await worker.call("start", timeout_s=START_S)
         *_, tools = checked(started, tuple[bool, bool, Any], "start")

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from relax_core.control.run import _obey_signals
+from relax_core.control.run import obey_signals, receiver
 from relax_core.control_api.server import ControlServer
 from relax_core.observe.records import read_frames
 from relax_core.views.run import open_run
@@ -170,11 +170,14 @@ class Signalled:
         self.told.append((name, preempted))
 
 
-async def test_the_first_ctrl_c_stops_and_the_second_ends_at_once_while_preemptions_may_be_repeated() -> None:
-    controller, obeying = Signalled(), asyncio.Event()
+async def test_the_first_ctrl_c_stops_and_the_second_ends_at_once_while_preemptions_may_be_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, obeying, printed = Signalled(), asyncio.Event(), list[int]()
+    monkeypatch.setattr("relax_core.control.run.say_stopping", printed.append)
 
     async def run() -> None:
-        with _obey_signals(controller):  # type: ignore[arg-type]
+        with obey_signals(receiver(controller)):  # type: ignore[arg-type]
             obeying.set()
             await asyncio.Event().wait()
 
@@ -182,14 +185,27 @@ async def test_the_first_ctrl_c_stops_and_the_second_ends_at_once_while_preempti
     await obeying.wait()
     asked = {signal.SIGUSR1: "checkpoint", signal.SIGINT: ("SIGINT", False), signal.SIGTERM: ("SIGTERM", True),
              signal.SIGHUP: ("SIGHUP", True)}  # fmt: skip
-    async with asyncio.timeout(60):
-        for number, told in asked.items():
-            os.kill(os.getpid(), number)
-            while controller.told[-1:] != [told]:
-                await asyncio.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait({running})
+    for number, told in asked.items():
+        signal.raise_signal(number)
+        await asyncio.sleep(0)
+        assert controller.told[-1:] == [told]
+    assert printed == [signal.SIGINT], "one line says that the run stops"
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.wait({running})
     assert running.cancelled() and controller.told == list(asked.values())
+
+
+async def test_ctrl_c_is_answered_while_the_event_loop_is_blocked_and_the_second_kills(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, printed, killed = Signalled(), list[int](), list[tuple[int, int]]()
+    monkeypatch.setattr("relax_core.control.run.say_stopping", printed.append)
+    monkeypatch.setattr("relax_core.control.run.os.kill", lambda *call: killed.append(call))
+    with obey_signals(receiver(controller)):  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)  # no await follows, as in an import
+        assert printed == [signal.SIGINT] and not controller.stopping and not killed
+        signal.raise_signal(signal.SIGINT)
+        assert killed == [(os.getpid(), signal.SIGINT)] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -206,7 +206,7 @@ def walk_run(folder: Path, runner: str) -> dict[str, tuple[dict[str, int], dict[
     os.environ["PYTHONPATH"] = os.pathsep.join([str(hook), before]) if before else str(hook)
     try:
         with profiled(*(follower for both in followers.values() for follower in both)):
-            run(prepared, signals=False)
+            run(prepared, obey=lambda _: nullcontext())
     finally:
         os.environ["PYTHONPATH"] = before
     for walk, (_, every) in followers.items():

@@ -11,6 +11,7 @@ kit are such children.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -21,8 +22,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn, Self, cast
 
@@ -79,8 +81,9 @@ class ForkServer:
                 start_new_session=True,
             )  # fmt: skip
         self._line.settimeout(REQUEST_S)
-        self._asking = ThreadPoolExecutor(1, "fork server")  # one request at a time, off the event loop
+        self._one_request = threading.Lock()
         self.pid = self._process.pid
+        atexit.register(self._process.kill)  # the server may still import
 
     @classmethod
     def of(cls, environment: Mapping[str, str], key: Hashable = None) -> Self:
@@ -107,7 +110,10 @@ class ForkServer:
         """
         changed = {name: environment.get(name) for name, _ in environment.items() ^ self._environment.items()}
         request = {"entry": entry, "preload": list(preload), "environment": changed, "arguments": list(arguments)}
-        return self._asking.submit(self._ask, messages.encode(request), given)
+        pid: Future[int] = Future()
+        asking = (pid, messages.encode(request), given)
+        threading.Thread(target=self._ask, args=asking, daemon=True).start()  # no exit waits for the server's imports
+        return pid
 
     async def fork_worker(
         self, preload: Sequence[str], environment: Mapping[str, str], output: int | None, channel: int
@@ -133,18 +139,20 @@ class ForkServer:
             return None
         return ForkedProcess(self, pid, stdin)
 
-    def _ask(self, request: bytes, given: Sequence[int]) -> int:
+    def _ask(self, pid: Future[int], request: bytes, given: Sequence[int]) -> None:
+        forked = 0
         try:
-            socket.send_fds(self._line, [request], given)
-            answer = self._line.recv(REQUEST_BYTES)
-            return int(messages.decode(answer)) if answer else 0
+            with self._one_request:
+                socket.send_fds(self._line, [request], given)
+                answer = self._line.recv(REQUEST_BYTES)
+            forked = int(messages.decode(answer)) if answer else 0
         except OSError:  # the server has died or hangs in an import
             self._process.kill()
             self._process.wait()
-            return 0
         finally:
             for number in given:
                 os.close(number)
+            pid.set_result(forked)
 
     def _reap_unwanted(self, asked: asyncio.Future[int]) -> None:
         if pid := asked.result():
@@ -192,7 +200,10 @@ def main() -> None:
                 _become_child(given, request["environment"], request["entry"], request["arguments"])
         for number in given:
             os.close(number)
-        line.send(messages.encode(pid))
+        try:
+            line.send(messages.encode(pid))
+        except OSError:  # the parent ended during the imports
+            os._exit(0)
 
 
 def _imported(modules: Sequence[str]) -> bool:

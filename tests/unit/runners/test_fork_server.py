@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,14 @@ async def test_children_outlive_a_killed_server_and_the_next_one_has_another(
 ) -> None:
     (worker,) = await workers.start([spec])
     server = await worker.call("parent", timeout_s=CALL_S)
+    os.kill(server, signal.SIGSTOP)  # as busy as with a long import
+    before = threading.enumerate()
+    asked = servers()[server].fork("no:entry", (), {}, [])
+    assert all(thread.daemon for thread in threading.enumerate() if thread not in before), (
+        "no exit waits for the answer"
+    )
     os.kill(server, signal.SIGKILL)
+    assert asked.result() == 0
     await until(lambda: gone(server))
     assert await worker.call("imported_by", "slow_module", timeout_s=CALL_S) == server
     (later,) = await workers.start([spec])

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks passed from Python become files of the runs folder, which a resumed run reads again."""
+"""Tasks passed from Python become files of the runs folder; an interrupted cell of a notebook ends its run."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.notebook import _data
+from relax_core.notebook import _data, _in_thread, _obey_caller
+from relax_core.observe.console import run_to_end
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "2+2?", "answer": "4"},
@@ -65,3 +69,36 @@ def test_a_row_that_no_file_can_hold_is_refused_with_its_number(runs: Path, row:
         _data([ROWS[0], row], None)
     assert got in str(caught.value)
     assert list((runs / "tasks").iterdir()) == []
+
+
+def test_an_interrupt_of_the_caller_cancels_a_call_and_is_raised_after_its_end() -> None:
+    ended: list[str] = []
+
+    async def evaluate() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("processes")
+
+    with pytest.raises(KeyboardInterrupt):
+        _in_thread(lambda: run_to_end(evaluate()))
+    assert ended == ["processes"]
+
+
+def test_each_interrupt_of_the_caller_reaches_the_run() -> None:
+    async def train() -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+
+        def receive(number: signal.Signals) -> bool:
+            loop.call_soon_threadsafe(arrived.put_nowait, number)
+            return True
+
+        with _obey_caller(receive):
+            for _ in range(2):  # the first stops the run with a checkpoint, the second ends the run at once
+                os.kill(os.getpid(), signal.SIGINT)
+                assert await arrived.get() is signal.SIGINT
+
+    with pytest.raises(KeyboardInterrupt):
+        _in_thread(lambda: asyncio.run(train()))
+    assert _in_thread(lambda: "result") == "result"

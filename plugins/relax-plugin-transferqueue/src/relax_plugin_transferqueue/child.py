@@ -65,7 +65,10 @@ class ChildServers:
 
 def _spawn(units: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "relax_plugin_transferqueue.child", str(units)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,  # a Ctrl-C at the terminal is for the run, which stops this process last
+    )  # fmt: skip
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

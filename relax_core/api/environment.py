@@ -158,6 +158,9 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     in_process: ClassVar[bool] = False
     """True: runs in the rollout's process; only for code that can't block or crash. False: in a killable worker."""
 
+    writes_anywhere: bool = False
+    """True: the processes may change every file that you may change, except in the run directory; for classes that run
+    programs of yours, and that run nothing of the policy's. `__init__` may set it. False: only files in `writable`."""
     needs_engines: tuple[str, ...] = ()
     """Names of the auxiliary pools (`[[engines]]`) that the environment calls; `__init__` may set the names."""
     engines: Mapping[str, ModelClient] = NO_ENGINES

@@ -92,9 +92,10 @@ class WorkerSpec:
     inherit_env: tuple[str, ...] | None = None
     """Variables that a child process inherits; None: all. `*` stands for any text, but never matches a credential."""
     untrusted: bool = False
-    """True: the process runs code of plugin authors, in a scratch folder, and can't write to the run directory."""
+    """True: the process runs code of plugin authors, in a scratch folder, and can write only there, to temporary folders
+    and to `writable`."""
     writable: tuple[str, ...] = ()
-    """Folders of the run directory to which an untrusted process may write all the same."""
+    """Further folders to which an untrusted process may write. `/`: all but the run directory, unless it is listed, too."""
     preload: tuple[str, ...] = ()
     """Slow modules that the process imports; the core may fork it from a process that has imported them already."""
     elastic: bool = False

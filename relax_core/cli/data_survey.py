@@ -57,6 +57,7 @@ class Processor:
     memory_mb: int = 4096
     max_mb: int = 256
     preview_kb: int = 0
+    writable: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
     from relax_core.runners.local.workers import LocalWorkers
 
     choices = [
-        Processor(one.chosen, one.name, one.timeout_s, one.memory_mb, one.max_mb, preview_kb)
+        Processor(one.chosen, one.name, one.timeout_s, one.memory_mb, one.max_mb, preview_kb, one.writable)
         for one in processors.choices
     ]
     workers = LocalWorkers(processors.plugin_files)

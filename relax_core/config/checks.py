@@ -106,7 +106,7 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
             choice.isolation == "auto"
             and cast(type[Environment], catalogue.target("environment", choice.name)).in_process
         ):
-            for name in ("workers", "memory_mb", "retries", "inherit_env"):
+            for name in ("workers", "memory_mb", "retries", "inherit_env", "writable"):
                 if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
                     fix = f'{choice.name} has no process of its own: remove this key, or set {key}.isolation = "shared"'
                     yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)
@@ -400,6 +400,17 @@ def _path_errors(config: RunConfig) -> Errors:
     for key, path in [("data.train", config.data.train), *sets]:
         if not path.exists():
             yield ConfigError(key, f"{path}, which does not exist", "name an existing task file")
+    writable = {
+        "environment": config.environment.writable,
+        **{f"environments.{at}": choice.writable for at, choice in enumerate(config.environments)},
+        **{f"rewards.{at}": choice.writable for at, choice in enumerate(config.rewards)},
+        **{f"media.{at}": choice.writable for at, choice in enumerate(config.media)},
+    }
+    for key, folders in writable.items():
+        for at, writes in enumerate(folders):
+            if not os.path.isdir(writes) or os.path.realpath(writes) == "/":
+                fix = "name an existing folder that the code needs, or create the folder"
+                yield ConfigError(f"{key}.writable.{at}", writes, fix)
     for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
         if choice.python and not Path(choice.python).is_file():
             yield ConfigError(key, f"{choice.python}, which does not exist", "name an existing Python interpreter")

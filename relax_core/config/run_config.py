@@ -79,6 +79,10 @@ class RewardKeys(Options):
     inherit_env: tuple[str, ...] = ()
     """Names of environment variables that the reward's process inherits in addition to a short list without
     credentials, such as `OPENAI_API_KEY`. The process always gets the variables of `[run] env`."""
+    writable: tuple[Path, ...] = ()
+    """Existing folders that the reward's process may change, such as the cache of a library. Everything else
+    is read-only except a scratch folder and the temporary folders. The run directory stays closed and the installation of
+    Python read-only, also in a folder of this list."""
     only: str = Field("", pattern=r"^$|^otherwise$|^[^=]+=")
     """Limits the reward to tasks in which a column has this value, such as `source=algebra`; dots address values inside
     a column that is a table. `eval_set=NAME`: the tasks of this evaluation set. `otherwise`: tasks that no other reward
@@ -92,6 +96,10 @@ class MediaKeys(Options):
     """Seconds to read and process a medium; after that, the process is killed and its samples get `media_error`."""
     memory_mb: NonNegativeInt = 4096
     """Memory limit of the processor's process, in MB; 0: no limit."""
+    writable: tuple[Path, ...] = ()
+    """Existing folders that the processor's process may change, such as the cache of a library. Everything else
+    is read-only except a scratch folder and the temporary folders. The run directory stays closed and the installation of
+    Python read-only, also in a folder of this list."""
     max_mb: PositiveInt = 256
     """Size limit of a file or of the response to a URL, in MB; larger media are refused."""
     preview_kb: NonNegativeInt = 512
@@ -192,6 +200,10 @@ class EnvironmentKeys(Options):
     inherit_env: tuple[str, ...] = ()
     """Names of environment variables that the environment's processes inherit in addition to a short list without
     credentials. The processes always get the variables of `[run] env`."""
+    writable: tuple[Path, ...] = ()
+    """Existing folders that the environment's processes may change, such as the cache of a library. Everything else
+    is read-only except a scratch folder and the temporary folders. The run directory stays closed and the installation of
+    Python read-only, also in a folder of this list."""
     retries: PositiveInt = 2
     """Number of times that a sample is played again after its process died or hung; the last time alone in a
     process. A fault becomes a sample's outcome only if the sample was alone in its process."""

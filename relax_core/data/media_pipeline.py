@@ -331,7 +331,7 @@ class _Processor:
             [f"media-{choice.name}"], choice.chosen, "relax_core.data.media_host:MediaHost", workers,
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
             open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
-            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory,),
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory, *map(str, choice.writable)),
             replaced=replaced, check=_check_answer,
         )  # fmt: skip
 

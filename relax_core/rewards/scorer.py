@@ -52,6 +52,8 @@ class RewardSettings:
     """Filter of the tasks to judge, with a dotted path into the metadata, such as `domain=maths`; empty: all tasks."""
     inherit_env: tuple[str, ...] = ()
     """Environment variables that the reward's process inherits in addition to the standard list."""
+    writable: tuple[str, ...] = ()
+    """Folders that the reward's process may change, in addition to its scratch folder and the temporary folders."""
     function: bytes | None = None
     """cloudpickle of a `fn(task, trajectory) -> float` passed from Python; None: the reward is a component."""
     label: str = ""
@@ -62,7 +64,7 @@ class RewardSettings:
         """Return the settings of a table of the configuration. `functions`: the functions passed from Python, by name."""
         return cls(
             table.chosen, table.weight, table.timeout_s, table.memory_mb, table.only, table.inherit_env,
-            functions.get(table.name), table.label,
+            tuple(map(str, table.writable)), functions.get(table.name), table.label,
         )  # fmt: skip
 
 
@@ -242,7 +244,7 @@ class RewardPool:
         self._pool = IsolatedPool(
             [f"reward-{name}-{number}" for number in range(num_workers)], component,
             "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
-            memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env,
+            memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env, writable=settings.writable,
             replaced=replaced, check=check_results,
         )  # fmt: skip
 

@@ -138,8 +138,8 @@ class IsolatedPool:
         `check(item, result)` raises WrongShape for a result that the host never sends; its process then counts as
         crashed.
         `open_args` are passed to the host's `open`. `inherit_env`: variables that the processes inherit besides
-        `INHERITED_ENV`. `writable`: folders of the run directory that the processes may write to. `one_session_each`: a
-        process has one session at a time; further sessions wait.
+        `INHERITED_ENV`. `writable`: folders that the processes may write to besides their scratch folder and
+        temporary folders. `one_session_each`: a process has one session at a time; further sessions wait.
         """
         spec = self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),

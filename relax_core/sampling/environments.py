@@ -55,7 +55,7 @@ from relax_core.sampling.episode import (
     step,
 )
 from relax_core.sampling.session import Branch, OnPartial, SessionEnded, state_of
-from relax_core.sampling.tools import check_tools
+from relax_core.sampling.tools import check_tools, writable_folders
 from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of each environment process
@@ -115,8 +115,8 @@ class EnvironmentPool:
         self._processes = IsolatedPool(
             [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
             workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
-            inherit_env=choice.inherit_env, open_args=(tools,), one_session_each=choice.isolation == "sample",
-            replaced=replaced,
+            inherit_env=choice.inherit_env, writable=writable_folders(choice, self._prototype), open_args=(tools,),
+            one_session_each=choice.isolation == "sample", replaced=replaced,
         )  # fmt: skip
 
     @property

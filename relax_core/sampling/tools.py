@@ -33,14 +33,20 @@ async def found_tools(run: RunConfig, build: Callable[[Chosen], Any], workers: W
     for choice in (run.environment, *run.environments):
         environment: Environment = build(choice.chosen)
         if environment.finds_tools():
-            found[choice.known_as] = await _found(choice, workers)
+            found[choice.known_as] = await _found(choice, environment, workers)
     return found
 
 
-async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...]:
+def writable_folders(choice: EnvironmentChoice, environment: Environment) -> tuple[str, ...]:
+    """Return the folders that the processes of an environment may change, in addition to temporary folders."""
+    return (*map(str, choice.writable), *(("/",) if environment.writes_anywhere else ()))
+
+
+async def _found(choice: EnvironmentChoice, environment: Environment, workers: Workers) -> tuple[Tool, ...]:
     spec = WorkerSpec(
         f"tools-{choice.known_as}", choice.chosen, target="relax_core.sampling.tools:ToolFinder",
         memory_mb=choice.memory_mb, inherit_env=(*INHERITED_ENV, *choice.inherit_env), untrusted=True,
+        writable=writable_folders(choice, environment),
     )  # fmt: skip
     with waiting_for(f"starting the process of {spec.name}"):
         (worker,) = await workers.start([spec], START_S)

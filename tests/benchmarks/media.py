@@ -123,6 +123,7 @@ async def _through_pipeline(
 
     workers = LocalWorkers()
     choice = SimpleNamespace(chosen=Chosen("modality-processor", kind), name=kind, timeout_s=60.0, memory_mb=4096, max_mb=256,
+                             writable=(),
                              preview_kb=preview_kb)  # fmt: skip
     pipeline = MediaPipeline([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
     try:

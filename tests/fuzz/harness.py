@@ -182,7 +182,7 @@ def confine(place: Path) -> None:
     os.environ |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "RELAX_RUNS": str(place / "here")}
     tempfile.tempdir = None
     os.chdir(place / "here")
-    give_up_writing(Path("/"), [place, Path("/dev")])
+    give_up_writing([str(place), "/dev"])
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     bound = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

@@ -22,13 +22,16 @@ from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import Host, describe
 from relax_core.runners.local.keeper import fork_kept
-from relax_core.runners.local.landlock import give_up_writing
+from relax_core.runners.local.landlock import give_up_writing, is_below
+from relax_core.runners.local.mode_filter import refuse_mode_changes
+from relax_core.runners.local.mounts import MEMORY
 from relax_core.runners.local.parent_death import end_with_parent
 
-NO_NAMESPACE = (
+NO_NAMESPACES = (
     "this machine gives this process no process namespace ({}): its code can change the limits, priority and processors of "
     "the run's other processes"
 )
+TEMPORARY = ("/tmp", "/var/tmp")
 
 
 def serve(channel: int) -> None:
@@ -39,9 +42,7 @@ def serve(channel: int) -> None:
     if certificate["records"]:
         send_to_parent()
     if certificate["scratch"]:
-        if refusal := fork_kept(channel, certificate["scratch"]):
-            print(f"relax: {NO_NAMESPACE.format(refusal)}", flush=True)
-        _confine(certificate)
+        _confine(channel, certificate)
     end_with_parent()
     if memory_mb := certificate["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
@@ -53,15 +54,29 @@ def serve(channel: int) -> None:
     asyncio.run(_serve(connection, socket.socket(fileno=channel)))
 
 
-def _confine(certificate: dict[str, Any]) -> None:
-    """Change to the scratch folder and give up writing to the run directory. Call it while there is one thread."""
-    os.chdir(certificate["scratch"])
-    protected = certificate.pop("protected")  # so that hosted code can't find the run directory's name here
-    writable = [Path(folder) for folder in certificate.pop("writable")]
-    for folder in writable if protected else ():  # rights can only be granted to existing folders
-        folder.mkdir(parents=True, exist_ok=True)
-    if not give_up_writing(Path(protected) if protected else None, writable):
-        print("relax: this kernel has no Landlock: the run directory is not protected from this process", flush=True)
+def _confine(channel: int, certificate: dict[str, Any]) -> None:
+    """Give up the run directory, and writing outside of a few folders. Call it while there is one thread."""
+    scratch, protected = certificate["scratch"], certificate.pop("protected")  # hosted code must not find its name here
+    hidden = [os.path.realpath(protected)] if protected else []
+    for folder in certificate["writable"]:
+        os.makedirs(folder, exist_ok=True)
+    temporary = (scratch, os.environ.get("TMPDIR", scratch), *filter(os.path.isdir, TEMPORARY))
+    writable = [os.path.realpath(folder) for folder in (*certificate.pop("writable"), *temporary)]
+    code = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if os.path.isdir(path)}
+    closed = [path for path in code.difference(writable) if any(is_below(path, folder) for folder in writable)]
+    if "/" in writable:
+        closed = []
+    refusal = fork_kept(channel, scratch, writable, closed, hidden)
+    os.chdir(scratch)
+    if not (give_up_writing([*writable, MEMORY], *([*closed, *hidden], hidden) if refusal else ())):
+        lacks = "change your files and the run directory" if refusal else "use all devices that you may use"
+        print(f"relax: this kernel has no Landlock: the code of this process can {lacks}", flush=True)
+    if refusal:
+        filtered = "/" not in writable and refuse_mode_changes()
+        modes = (
+            "changes of modes, owners and attributes of files fail" if filtered else "it can change modes of your files"
+        )
+        print(f"relax: {NO_NAMESPACES.format(refusal)}; {modes}", flush=True)
 
 
 def _host(certificate: dict[str, Any]) -> Host:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper of a worker that runs authors' code: it ends all processes that the worker started when the worker ends.
 
-Where the kernel allows it, the worker lives in a process namespace of its own: it sees only the processes that it
-started, so it can't signal other processes or change their limits, priority or processors. The keeper is process 1 of
-the namespace, and the kernel ends the namespace with it:
+Where the kernel allows it, the worker lives in namespaces of its own. It sees only the processes that it started, so it
+can't signal other processes or change their limits, priority or processors, and it sees most files read-only
+(`mounts.py`). The keeper is process 1 of the namespace, and the kernel ends the namespace with it:
 
     outer process, started by the parent -> keeper -> worker -> processes that the worker starts
 
-Root may make such a namespace if it has the capability CAP_SYS_ADMIN; other users need user namespaces. Otherwise the
+Root may make such namespaces if it has the capability CAP_SYS_ADMIN; other users need user namespaces. Otherwise the
 outer process is the keeper. As a child subreaper it becomes the parent of orphans, also in new sessions, and kills them.
 Other processes of the user then stay visible to the worker.
 """
@@ -15,20 +15,18 @@ Other processes of the user then stay visible to the worker.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-NEW_MOUNTS, NEW_USER, NEW_PROCESSES = 0x00020000, 0x10000000, 0x20000000
-PROC_FLAGS = 2 | 4 | 8
-"""Mount flags of /proc: no setuid programs, no devices, no programs."""
-SLAVE = 1 << 14 | 1 << 19
-"""Mount flags: all mounts keep receiving mounts of the machine but send none back."""
+from relax_core.runners.local.mounts import check, enter_mounts, libc
+
+NEW_USER, NEW_PROCESSES = 0x10000000, 0x20000000
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a scheduler or a terminal may send to all processes of a job; the parent decides when the keeper ends."""
@@ -36,21 +34,20 @@ REAP_MS = 1000
 """Milliseconds between two passes that reap orphans."""
 WORKS = b"works"
 
-_libc = ctypes.CDLL(None, use_errno=True)
 
-
-def fork_kept(channel: int, scratch: str) -> str:
-    """Fork the worker and return in the worker alone; return why it has no namespace, empty if it has one.
+def fork_kept(channel: int, scratch: str, writable: Sequence[str], closed: Sequence[str], hidden: Sequence[str]) -> str:
+    """Fork the worker and return in the worker alone; return why it has no namespaces, empty if it has them.
 
     The calling process becomes the outer process. It ends as the worker ends, after all other processes of the worker,
     or when standard input closes, and deletes the folder `scratch`. `channel`: a descriptor that only the worker keeps.
-    Call this while there is one thread. All these processes ignore the signals IGNORED.
+    In its mount namespace, the worker can change only the folders `writable` without `closed`, and sees no `hidden`
+    (`enter_mounts`). Call this while there is one thread. All these processes ignore the signals IGNORED.
     """
     refusal = namespace_refusal()
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if not refusal:
-        _enter_namespaces()
+        _enter_processes()
         reads, writes = os.pipe()
         first = os.fork()
         if first:
@@ -59,10 +56,10 @@ def fork_kept(channel: int, scratch: str) -> str:
             _, status = os.waitpid(first, 0)
             sent = os.read(reads, 16)  # empty if the keeper was killed
             _end(int(sent) if sent else status, scratch)
-        _libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _mount_proc()
+        libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        enter_mounts(writable, closed, hidden)
     else:
-        _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker = os.fork()
     if worker:
         os.close(channel)
@@ -79,7 +76,7 @@ def fork_kept(channel: int, scratch: str) -> str:
 
 
 def namespace_refusal() -> str:
-    """Return the kernel's refusal of a process namespace with its own /proc; empty if it allows them.
+    """Return the kernel's refusal of a process namespace with its own read-only mounts; empty if it allows them.
 
     Tried in a child process, since a process can't leave the namespaces that it has entered.
     """
@@ -87,9 +84,9 @@ def namespace_refusal() -> str:
     probe = os.fork()
     if not probe:
         try:
-            _enter_namespaces()
+            _enter_processes()
             if not os.fork():
-                _mount_proc()
+                enter_mounts()
                 os.write(writes, WORKS)
                 os._exit(0)
             os.wait()
@@ -104,22 +101,17 @@ def namespace_refusal() -> str:
     return "" if answer == WORKS else answer.decode() or "the kernel ended the process that tried"
 
 
-def _enter_namespaces() -> None:
-    """Enter new namespaces of mounts and, for later children, of processes. Raises OSError.
+def _enter_processes() -> None:
+    """Enter a new namespace of processes for later children. Raises OSError.
 
     Root does without a user namespace, in which it would lose its rights to files of other users.
     """
     user, group = os.geteuid(), os.getegid()
-    _check("unshare", _libc.unshare(NEW_MOUNTS | NEW_PROCESSES | (NEW_USER if user else 0)))
+    check("unshare", libc.unshare(NEW_PROCESSES | (NEW_USER if user else 0)))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _check("mount /", _libc.mount(None, b"/", None, ctypes.c_ulong(SLAVE), None))
-
-
-def _mount_proc() -> None:
-    _check("mount /proc", _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(PROC_FLAGS), None))
 
 
 def _watch(worker: int) -> int | None:
@@ -170,9 +162,3 @@ def _end(status: int, scratch: str) -> NoReturn:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _check(what: str, answer: int) -> None:
-    if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -227,8 +227,8 @@ class LocalWorkers:
     ) -> None:
         """Start nothing yet.
 
-        `redactor` removes secrets from logs. `protected`: the run directory; untrusted children can't write to it if
-        the kernel has Landlock. `run_env`: variables of all children. `about`: fields of all records in the logs.
+        `redactor` removes secrets from logs. `protected`: the run directory, which untrusted children can't
+        change. `run_env`: variables of all children. `about`: fields of all records in the logs.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock = log_dir, clock or SystemClock()

@@ -215,6 +215,18 @@ def test_rows_that_would_change_the_positions_of_their_neighbours_are_refused(
     compose(["my.toml"], ["rollout.max_new_tokens=8"], catalogue)
 
 
+def test_writable_folders_exist_and_are_not_the_whole_machine(folder: Path, catalogue: Catalogue) -> None:
+    for value in ("absent", "train.jsonl", "/"):
+        said = refused(
+            catalogue, f'environment={{name="single-turn", isolation="shared", writable=["model", "{value}"]}}'
+        )
+        assert "environment.writable.1" in said and "name an existing folder" in said
+    config = compose(
+        ["my.toml"], ['environment={name="single-turn", isolation="shared", writable=["model"]}'], catalogue
+    )
+    assert config.config.environment.writable == (folder / "model",)
+
+
 def test_a_missing_or_broken_model_folder_is_refused(folder: Path, catalogue: Catalogue) -> None:
     assert "does not exist" in refused(catalogue, "model.path=absent")
     assert "a file" in refused(catalogue, "model.path=train.jsonl")

@@ -109,7 +109,7 @@ async def pipeline(
     children = LocalWorkers([str(tmp_path / "words.py")])
     choice = SimpleNamespace(
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
-        **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
+        **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, "writable": (), **keys},
     )  # fmt: skip
     made = MediaPipeline(
         [choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes, clock or FastClock(), access

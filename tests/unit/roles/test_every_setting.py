@@ -284,6 +284,7 @@ NOT_LEARNT = {
     "rewards.timeout_s": "when a reward is given up",
     "rewards.memory_mb": "when a reward is given up",
     "rewards.inherit_env": "what the process of a reward may read",
+    "rewards.writable": "what the process of a reward may change; tests/unit/runners/test_keeper.py",
     **{
         f"{table}.{key}": "how an environment is hosted, and when a sample is given up"
         for table, skipped in (("environment", ()), ("environments", ("label", "algorithm")))

@@ -46,7 +46,10 @@ def python(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def workers(tmp_path: Path) -> AsyncIterator[LocalWorkers]:
-    made = LocalWorkers(log_dir=tmp_path / "logs")
+    for folder in ("run", "kept"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run" / "ledger.db").touch()
+    made = LocalWorkers(log_dir=tmp_path / "logs", protected=tmp_path / "run")
     yield made
     await made.close()
 
@@ -68,11 +71,18 @@ def alive(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def spec(python: str = "") -> WorkerSpec:
+def spec(python: str = "", writable: tuple[str, ...] = ()) -> WorkerSpec:
     """A worker that is forked, as in a run, where it has this interpreter."""
     env, module = {"PYTHONPATH": os.getcwd()}, "tests.unit.runners.attacks"
     return WorkerSpec(
-        "w", Chosen("role", "w"), python, env, target=f"{module}:Attacker", untrusted=True, preload=(module,)
+        "w",
+        Chosen("role", "w"),
+        python,
+        env,
+        target=f"{module}:Attacker",
+        untrusted=True,
+        preload=(module,),
+        writable=writable,
     )
 
 
@@ -92,8 +102,15 @@ async def test_code_of_authors_cannot_change_another_process(workers: LocalWorke
     assert state(victim) == before
 
 
-async def test_code_of_authors_may_change_its_own_process(workers: LocalWorkers, python: str) -> None:
-    (worker,) = await workers.start([spec(python)])
+async def test_code_of_authors_may_change_its_own_process_and_writable_folders_alone(
+    workers: LocalWorkers, python: str, tmp_path: Path
+) -> None:
+    writable = (str(tmp_path / "kept"), str(tmp_path / "run" / "media"))
+    (worker,) = await workers.start([spec(python, writable)])
+    assert not await worker.call("touch", str(tmp_path / "run"), timeout_s=CALL_S)
+    used = await worker.call("use", list(writable), timeout_s=CALL_S)
+    has_mounts = not (python or REFUSED)
+    assert used == (*(["mode"] if has_mounts else []), "devices", "terminal", "temporary", "writable", "read", "locks")
     own = await worker.call("own_rights", timeout_s=CALL_S)
     assert own["self"] and own["nice"] == "19" and own["session"] > 0
 

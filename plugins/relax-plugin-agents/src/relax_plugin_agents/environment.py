@@ -123,6 +123,7 @@ class Agent(Environment[AgentOptions]):
     def __init__(self, options: AgentOptions | None = None) -> None:
         super().__init__(options)
         self.needs_engines = self.options.models
+        self.writes_anywhere = not self.options.sandbox
         if self.options.sandbox:
             limits = {name.removeprefix("box_"): getattr(self.options, name) for name in BOX_LIMITS}
             self.needs_sandbox = SandboxLimits(wall_s=AGENT_S, **limits)

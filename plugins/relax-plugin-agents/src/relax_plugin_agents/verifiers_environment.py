@@ -66,6 +66,7 @@ class Verifiers(Environment[VerifiersOptions]):
 
     gives_reward: ClassVar[bool] = True
     needs_columns: ClassVar[tuple[str, ...]] = (COLUMN,)
+    writes_anywhere = True
 
     @classmethod
     async def open(cls, options: VerifiersOptions) -> _Serving:

@@ -1,19 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import of Python files, and of the functions that an option names in a file or module."""
+"""Small files that a user names: texts, Python files, and functions in a file or module."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
+import stat
 import sys
 from collections.abc import Callable
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from relax_core.api.errors import ConfigError
+
+LARGEST = 64 << 20
+"""Most bytes of a small file."""
+
+
+def read_text(file: str | Path, encoding: str = "utf-8") -> str:
+    """Return the text of a small file. Raises OSError."""
+    with open_regular(file) as opened:
+        if os.fstat(opened.fileno()).st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
+        return TextIOWrapper(opened, encoding).read()
+
+
+def open_regular(file: str | Path) -> BufferedReader:
+    """Open a file for reading. Raises OSError, also for a pipe or device, whose reader could wait for ever."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        is_folder = stat.S_ISDIR(kind)
+        raise OSError(
+            *((errno.EISDIR, "Is a directory") if is_folder else (errno.EINVAL, "not a regular file")), str(file)
+        )
+    return os.fdopen(descriptor, "rb")
 
 
 def module_name(file: Path) -> str:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.files import read_text
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -115,9 +116,10 @@ class Secret:
                 raise ConfigError(self.reference, "an environment variable that is not set", f"export {where}")
             return os.environ[where]
         try:
-            return Path(where).expanduser().read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(self.reference, error.strerror, "name a file that can be read") from error
+            return read_text(Path(where).expanduser()).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            got = getattr(error, "strerror", None) or "bytes that are not UTF-8"
+            raise ConfigError(self.reference, got, "name a file that can be read") from error
 
     def __repr__(self) -> str:
         return f"Secret({self.reference!r})"

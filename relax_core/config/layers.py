@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
+from relax_core.api.files import read_text
 from relax_core.api.options import Secret
 from relax_core.config.annotation import annotation_of, holds_path, models_in, types_in
 from relax_core.config.run_config import OUTLIVE_NAME
@@ -103,7 +104,7 @@ def read_layer(source: Source, directory: Path) -> Tree:
 
 def _text(source: Path | str) -> str:
     try:
-        return Path(source).read_text(encoding="utf-8-sig")
+        return read_text(source, "utf-8-sig")
     except FileNotFoundError:
         raise ConfigError("configuration", f"{source}, which does not exist", "name a TOML file or a recipe") from None
     except OSError as error:

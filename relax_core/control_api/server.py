@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.files import read_text
 from relax_core.config.checks import MAX_PORT
 from relax_core.observe.epoch import WriterLock
 from relax_core.views.run import RunView
@@ -23,7 +24,7 @@ def read_token(file: Path | None) -> str:
     if file is not None:
         field, make = "--token-file", f"(umask 077; openssl rand -hex 32 > {file})"
         try:
-            mode, token = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+            mode, token = file.stat().st_mode, read_text(file).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(field, f"{file} ({error})", f"make the file: {make}") from error
         if stat.S_IMODE(mode) & 0o077:

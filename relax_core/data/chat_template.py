@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
+from relax_core.api.files import read_text
 from relax_core.api.task import Message, Part, ToolCall
 from relax_core.config.model_folder import placeholders
 from relax_core.data.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
@@ -619,7 +620,7 @@ def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[
         return {"default": chosen}, "[model] chat_template"
     if chosen:
         try:
-            return {"default": Path(chosen).read_text(encoding="utf-8")}, chosen
+            return {"default": read_text(chosen)}, chosen
         except (OSError, UnicodeDecodeError) as error:
             fix = "name a readable file, or write the template itself"
             raise ConfigError("model.chat_template", chosen, fix) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.files import open_regular
 
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma"}
 """Python's module for a compressed file, by the first bytes of the file. Some builds of Python lack a module."""
@@ -34,7 +35,7 @@ def unpacked(path: Path) -> tuple[IO[bytes], bool]:
     suffix = Path(path.stem).suffix if path.suffix in PACKED_SUFFIXES else path.suffix
     if suffix in OTHER_SUFFIXES and path.is_file():
         raise ConfigError("data", f"{path}, which is not JSON", "convert it to JSON lines (.jsonl) or Parquet")
-    file: IO[bytes] = path.open("rb")
+    file: IO[bytes] = open_regular(path)
     packer = next((module for first, module in PACKED.items() if _start(file).startswith(first)), "")
     if packer:
         # Rows are read by their place, which a compressed file does not have.

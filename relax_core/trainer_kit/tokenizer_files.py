@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api import ConfigError
+from relax_core.api.files import read_text
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
@@ -41,7 +42,7 @@ class TokenizerFiles:
         chosen = str(model.get("chat_template") or "")
         if chosen and "{" not in chosen and "\n" not in chosen:
             try:
-                chosen = Path(chosen).read_text(encoding="utf-8")
+                chosen = read_text(chosen)
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError("model.chat_template", chosen, f"name a readable file ({error})") from error
         variables = dict(model.get("chat_template_kwargs") or {})

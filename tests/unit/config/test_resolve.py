@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import ValidationError, model_validator
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.options import Options, Secret
 from relax_core.config.compose import compose, parse_config
+from relax_core.config.layers import read_layer
 from relax_core.config.problems import ConfigProblems, shown, validation_errors
 from relax_core.config.run_config import RunConfig, table_keys, to_toml, top_level_keys
 from relax_core.registry.catalogue import Catalogue
@@ -230,6 +232,13 @@ def test_a_secret_stays_a_reference_until_revealed(
         Secret("env:NOT_SET").reveal()
     with pytest.raises(ConfigError, match="absent"):
         Secret(f"file:{tmp_path}/absent").reveal()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name, said in (("pipe", "got not a regular file"), ("bytes", "got bytes that are not UTF-8")):
+        with pytest.raises(ConfigError, match=said):
+            Secret(f"file:{tmp_path}/{name}").reveal()
+    with pytest.raises(ConfigError, match="pipe: got not a regular file; name a readable TOML file"):
+        read_layer(tmp_path / "pipe", tmp_path)
 
 
 def test_hosts_of_media_are_names_and_their_folders_are_relative_to_the_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,11 @@ def test_a_token_is_long_and_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_token(file)
     file.chmod(0o600)
     assert read_token(file) == TOKEN
+    os.mkfifo(tmp_path / "pipe", 0o600)  # no process writes to it, so an ordinary reader would wait for ever
+    no_file = "not a regular file"
+    for odd, said in ((tmp_path / "pipe", no_file), (Path("/dev/zero"), no_file), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError, match=f"--token-file: got {odd} .*{said}"):
+            read_token(odd)
     for value, said in (("", "got nothing"), ("short", "of 5 characters")):
         monkeypatch.setenv("RELAX_TOKEN", value)
         with pytest.raises(ConfigError, match=said):

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, ValidationError, field_validator
 
 from relax_core.api import ConfigError, Options
+from relax_core.api.files import read_text
 
 FIELD = "data"
 SEED_ROOM = 1 << 20
@@ -70,7 +71,7 @@ class TasksFile(Options):
 def read_tasks_file(path: Path) -> TasksFile:
     """Read and check a tasks file. Raises ConfigError naming the file and the faulty key."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text(path))
     except OSError as error:
         raise ConfigError(FIELD, f"{path}: {error.strerror}", "name a .gym file that lists [[sets]]") from error
     except ValueError as error:

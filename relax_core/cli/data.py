@@ -108,6 +108,7 @@ def _report(found: Survey) -> dict[str, Any]:
         "skipped": found.skipped,
         "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
         "remarks": list(found.remarks),
+        "warnings": list(found.warnings),
         "columns": dict(found.columns),
         "overlap": _overlap(found.overlap),
         "golds": _golds(found.golds),
@@ -170,6 +171,8 @@ def _print_report(report: dict[str, Any]) -> None:
         say(f"values   {text}")
     for text in report["overlap"].get("summary", ()):
         say(f"overlap  {text}")
+    for text in report["warnings"]:
+        say(f"warning  {text}")
     if report["golds"]:
         say("golds    " + report["golds"]["summary"])
     for gold in report["golds"].get("read", ()):

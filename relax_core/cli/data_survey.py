@@ -30,11 +30,20 @@ from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
 from relax_core.data.media_pipeline import MediaPipeline
-from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, row_content
+from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, kept_apart, row_content
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
-from relax_core.data.tasks import TaskSet, charged_to, has_value, read_task, task_settings, unmatched_filters
+from relax_core.data.tasks import (
+    HOLD_OUT,
+    TaskSet,
+    charged_to,
+    draw_hold_out,
+    has_value,
+    read_task,
+    task_settings,
+    unmatched_filters,
+)
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
 from relax_core.observe.console import run_to_end
@@ -210,8 +219,8 @@ class DataFile:
     plugin_files: Sequence[str] = ()
     evaluated: EvalSetTable | None = None
     """Table of the evaluation set whose file this is; None: the training file, or a file without a configuration."""
-    max_overlap: float = 1.0
-    """Largest share of an evaluation set that may also be in the training file."""
+    config: RunConfig | None = None
+    """Configuration that names the file; None for a file without a configuration."""
     unmatched: Callable[[], Iterable[ConfigError]] = tuple
     """Returns the errors that are known once all rows of all files of a configuration were read."""
 
@@ -226,6 +235,8 @@ class Survey:
     skipped: int = 0
     remarks: Sequence[str] = ()
     """Sentences about values that tasks lack or have in part."""
+    warnings: Sequence[str] = ()
+    """Sentences about tasks that are held out for evaluation."""
     columns: Counter[str] = field(default_factory=Counter)
     """Number of tasks with a value, by column."""
     rows: dict[int, int] = field(default_factory=dict)
@@ -320,7 +331,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
         sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []
         opened = replace(
             opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins, evaluated=table,
-            max_overlap=config.eval.max_overlap,
+            config=config,
         )  # fmt: skip
         # Filters are judged by the rows of all files, so after the last file.
         yield replace(opened, unmatched=partial(unmatched_filters, config, sets)) if number == len(files) else opened
@@ -333,16 +344,30 @@ def survey_overlap(found: DataFile, result: Survey, trained: tuple[DataFile, Sur
     than `max_overlap` are in the training file.
     """
     rows = sorted(result.rows)
-    if found.evaluated is None or trained is None:
+    if found.evaluated is None or trained is None or found.config is None:
         result.overlap = find_overlap(_contents(found), rows, {})
+        if found.config is not None and found.config.eval.num_held_out != 0 and rows:
+            _survey_hold_out(found, result, rows, found.config)
         return
     name, used = found.evaluated.name, rows[: found.evaluated.size]
     shared = find_overlap(_contents(trained[0]), sorted(trained[1].rows), {name: EvalRows(_contents(found), used)})
     result.overlap = shared
     try:
-        shared.sets[name].refuse("eval.max_overlap", found.max_overlap)
+        shared.sets[name].refuse("eval.max_overlap", found.config.eval.max_overlap)
     except ConfigError as error:
         result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
+
+
+def _survey_hold_out(found: DataFile, result: Survey, rows: Sequence[int], config: RunConfig) -> None:
+    """Hold out tasks of the usable rows as a run would; store its warnings and its refusal."""
+    try:
+        held = draw_hold_out(rows, config.eval.num_held_out, config.seed)
+        train, sets = [row for row in rows if row not in held], {HOLD_OUT: EvalRows(_contents(found), sorted(held))}
+        _, said = kept_apart(config, _contents(found), train, sets)
+    except ConfigError as error:
+        result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
+    else:
+        result.warnings = [text for level, text in said if level == "warning"]
 
 
 def survey_faults(found: DataFile, result: Survey, rows: Sequence[int]) -> None:

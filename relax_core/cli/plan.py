@@ -352,6 +352,7 @@ def try_(
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
     checks: Sequence[FirstStepCheck] = ()
+    warnings: Sequence[str] = ()
     if program and arguments[0] != "agent":
         raise ConfigError("relax try", f"a program after --: {program[0]}", "write relax try agent FILES -- PROGRAM")
     if label and arguments[0] != "reward":
@@ -361,7 +362,7 @@ def try_(
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
-        records, checks = run_to_end(try_tasks(sources, overrides, tasks))
+        records, checks, warnings = run_to_end(try_tasks(sources, overrides, tasks))
         tree = True
     elif arguments[0] == "reward":
         reward, *options = arguments[1:] or [""]
@@ -376,7 +377,9 @@ def try_(
         else:
             records = run_to_end(try_reward(reward, options, data, plugins, label))
     else:
-        records, checks = run_to_end(try_tasks(*split(arguments), tasks))
+        records, checks, warnings = run_to_end(try_tasks(*split(arguments), tasks))
+    for warning in warnings:
+        say(f"relax: warning: {warning}", err=True)
     first = {record.get("group_id"): record for record in reversed(records)}  # of each task, whose prompt is shown
     texts = [_record_text(record, tree, record is first[record.get("group_id")]) for record in records]
     lines = [line for line in (passed_line(checks), *fault_lines(checks)) if line]

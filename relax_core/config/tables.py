@@ -361,9 +361,10 @@ class EvalTable(Options):
     """Number of samples per task."""
     temperature: NonNegativeFloat | None = None
     """Sampling temperature, 0 is greedy; absent: `rollout.temperature`."""
-    size: PositiveInt = 128
-    """Number of tasks held out from the training file if there are no `[[eval.sets]]`. Training rows that equal a
-    held-out task are not trained on. A resumed run never trains on the tasks that it held out when it began."""
+    size: PositiveInt | None = None
+    """Number of tasks held out from the training file if there are no `[[eval.sets]]`; absent: a tenth of the tasks, at
+    most 128. Training rows that equal a held-out task are not trained on. A resumed run never trains on the tasks that
+    it held out when it began."""
     max_overlap: float = Field(1.0, ge=0.0, le=1.0)
     """Largest share of the tasks of a set of `[[eval.sets]]` that may also be in the training file, after normalisation
     of their text. Above the limit, the run is refused; below, the tasks are logged."""
@@ -371,8 +372,8 @@ class EvalTable(Options):
     """Evaluation sets; empty: `size` tasks of the training file."""
 
     @property
-    def num_held_out(self) -> int:
-        """Number of tasks that are held out of the training file."""
+    def num_held_out(self) -> int | None:
+        """Number of tasks that are held out of the training file; None: a share of the tasks."""
         return self.size if self.every and not self.sets else 0
 
 

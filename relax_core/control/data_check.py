@@ -58,4 +58,6 @@ def open_data(config: RunConfig, catalogue: Catalogue, plan: Plan) -> OpenedData
     train, compared = kept_apart(config, rows, train, held)
     Selection(make_sampler(config, catalogue.build, plan.source), {}, rows, train, config.seed, 0)
     evaluated = {name: len(one.indices) for name, one in held.items()}
-    return OpenedData(rows, train, evaluated, tuple(text for _, text in compared))
+    return OpenedData(
+        rows, train, evaluated, tuple(f"{'warning: ' * (level == 'warning')}{text}" for level, text in compared)
+    )

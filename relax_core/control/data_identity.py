@@ -71,17 +71,19 @@ def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) 
     return found
 
 
-def held_out_before(run_dir: Path, former: EvalTable, present: EvalTable) -> int:
+def held_out_before(run_dir: Path, former: EvalTable, present: EvalTable) -> int | None:
     """Return the number of tasks that a run held out when it began; the rest of the run does not train them either.
 
-    `former`: the table of the run's last start, for a run of an earlier version, which stored nothing. Raises ConfigError
-    if `present` holds out other tasks, of which the run may have trained some.
+    None: a share of the tasks, which the run has not drawn. `former`: the table of the run's last start, for a run of an
+    earlier version, which stored nothing. Raises ConfigError if `present` holds out other tasks, of which the run may have
+    trained some.
     """
     stored = stored_hold_out(run_dir)
     size = former.num_held_out if stored is None else stored.size
-    if present.num_held_out not in (0, size):
+    if present.num_held_out not in (0, size, None if size else 0):
         fix = f"eval.size = {size}, " if size else ""
-        got = f"{present.num_held_out} tasks to hold out of data.train, but the run began with {size}"
+        asked = present.num_held_out or "a tenth of the"
+        got = f"{asked} tasks to hold out of data.train, but the run began with {size}"
         raise ConfigError("eval.size", got, f"set {fix}eval.every = 0, or name other files as [[eval.sets]]")
     return size
 

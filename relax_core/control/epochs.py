@@ -13,7 +13,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.source import TaskSource
 from relax_core.config.compose import Composed, naming_stage
 from relax_core.config.run_config import RunConfig
-from relax_core.data.tasks import charged_to
+from relax_core.data.tasks import charged_to, hold_out_size
 from relax_core.registry.catalogue import Catalogue
 
 
@@ -54,7 +54,4 @@ def count_rows(config: RunConfig, build: Callable[..., Any], field: str, path: P
 def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
     """Return the number of rows of the training file that are not held out for evaluation."""
     rows = count_rows(config, catalogue.build, "data.train", config.data.train, config.data.columns)
-    held = config.eval.num_held_out
-    if rows <= held:
-        raise ConfigError("eval.size", f"{held} of {rows} tasks", "leave at least one task to train on")
-    return rows - held
+    return rows - hold_out_size(config.eval.num_held_out, rows)

@@ -29,6 +29,7 @@ from relax_core.control.epochs import count_rows
 from relax_core.control.placement import TEACHER, has_gpus
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import open_training
+from relax_core.data.tasks import MOST_HELD_OUT
 from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.error_text import authored
@@ -246,7 +247,7 @@ def _evaluations(config: RunConfig, build: Callable[..., Any], prompt_tokens: in
     if not own.every:
         return
     if not own.sets:
-        yield Workload(own.size, own.samples, prompt_tokens, config.rollout.max_new_tokens)
+        yield Workload(own.size or MOST_HELD_OUT, own.samples, prompt_tokens, config.rollout.max_new_tokens)
     for at, table in enumerate(own.sets):
         columns = table.columns or config.data.columns
         size = table.size or count_rows(config, build, f"eval.sets.{at}.path", table.path, columns)

@@ -25,7 +25,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import context_reason, model_context, routing
 from relax_core.config.run_config import RunConfig
-from relax_core.config.tables import DataTable, EvalTable
+from relax_core.config.tables import DataTable
 from relax_core.control.corrections import correction_notes, truncation_notes
 from relax_core.control.placement import (
     engine_class,
@@ -167,7 +167,7 @@ def _idle_keys(config: RunConfig, samples: bool) -> Iterator[str]:
             yield f"filters judge samples, so they have no effect on the rows of a dataset: {names}"
     if keys := [f"data.{key}" for key in idle if getattr(data, key) != getattr(unset, key)]:
         yield f"{' and '.join(keys)}: no effect, for {kind}"
-    if config.eval.sets and config.eval.size != EvalTable().size:
+    if config.eval.sets and config.eval.size is not None:
         yield "eval.size: no effect, for tasks held out of data.train, and [[eval.sets]] names the tasks"
 
 

@@ -366,7 +366,8 @@ def prepare_resume(
     later = _later_stages(left[1:], catalogue, done + config.steps)
     data = _data_of([config, *(stage.config for stage in later)], run_dir)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
-    if overrides and stored_hold_out(paths[0]) is None:  # before the former configuration is replaced
+    if overrides and num_held_out is not None and stored_hold_out(paths[0]) is None:
+        # before the former configuration is replaced
         store_hold_out(paths[0], num_held_out)
     if overrides and present is None:
         directory.write_config(to_toml(config.dump()))

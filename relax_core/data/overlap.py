@@ -235,6 +235,12 @@ def kept_apart(
             fix = "each row of data.train repeats a held-out row: name [[eval.sets]], or set eval.every = 0"
             raise ConfigError("eval.size", run.eval.size, fix)
         train = kept
+    if not run.eval.sets:
+        held, left, step = sum(len(one.indices) for one in sets.values()), len(train), run.rollout.groups_per_step
+        if left < max((overlap.size + held) / 2, step):
+            text = f"{overlap.size + held} tasks: {held} are held out, {overlap.size - left} equal a held-out task"
+            fix = "lower eval.size, name [[eval.sets]], or lower rollout.groups_per_step"
+            said.append(("warning", f"{text}, {left} remain to train on, and a step takes {step}; {fix}"))
     if overlap.searched < overlap.size:
         part = f"{overlap.searched} of {overlap.size} rows of data.train, evenly spread"
         said.append(("info", f"shared words are searched in {part}; `relax data check` searches all rows"))

@@ -47,6 +47,8 @@ EVAL_SET = "eval_set"
 """Column with the name of the evaluation set, in the tasks of `[[eval.sets]]`; rewards may select tasks by it."""
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
+MOST_HELD_OUT = 128
+"""Most tasks that are held out if the configuration does not name their number."""
 HELD_OUT_FILE = "held-out.json"
 """File of the run directory with the numbers of the held-out rows; a resume never trains these rows."""
 NOT_SHOWN = f'to keep the column as data for rewards, rename it: columns = {{described = "{TOOLS}"}}'
@@ -126,23 +128,20 @@ class RowSet(ABC):
         """Return the part of a row that decides whether two rows are equal; `data.system_prompt` is not part."""
 
     def hold_out(
-        self, size: int, seed: int, run_dir: str = "", *, stores: bool = True
+        self, size: int | None, seed: int, run_dir: str = "", *, stores: bool = True
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Return sorted (train, held-out) indices. The held-out rows are those that the run in `run_dir` began with.
 
-        A new run draws `size` rows; equal seeds draw equal rows. With `stores`, their numbers are stored in `run_dir`.
-        An empty `run_dir` stands for no run.
+        A new run draws `hold_out_size` rows; equal seeds draw equal rows. With `stores`, their numbers are stored in
+        `run_dir`. An empty `run_dir` stands for no run.
         """
         count, stored = len(self), stored_hold_out(Path(run_dir)) if run_dir else None
         if stored is not None and stored.rows is not None:
             held = frozenset(index for index, row in enumerate(self._kept) if row in stored.rows)
         else:
-            size = size if stored is None else stored.size
-            if not 0 <= size < count:
-                raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
-            held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
+            held = draw_hold_out(range(count), size if stored is None else stored.size, seed)
             if run_dir and stores:
-                store_hold_out(Path(run_dir), size, sorted(self._kept[index] for index in held))
+                store_hold_out(Path(run_dir), len(held), sorted(self._kept[index] for index in held))
         train = tuple(index for index in range(count) if index not in held) if held else range(count)
         return train, tuple(sorted(held))
 
@@ -441,6 +440,23 @@ class StoredHoldOut(NamedTuple):
     size: int
     rows: frozenset[int] | None
     """Numbers of the rows in the task file; None: not drawn yet."""
+
+
+def hold_out_size(size: int | None, count: int) -> int:
+    """Return the number of tasks to hold out of `count` tasks; `size` None: a tenth, from 1 to `MOST_HELD_OUT`.
+
+    Raises ConfigError if no task would be left to train on.
+    """
+    size = min(MOST_HELD_OUT, max(count // 10, 1)) if size is None else size
+    if not 0 <= size < count:
+        fix = "leave at least one task to train on, name [[eval.sets]], or set eval.every = 0"
+        raise ConfigError("eval.size", f"{size} of {count} tasks", fix)
+    return size
+
+
+def draw_hold_out(rows: Sequence[int], size: int | None, seed: int) -> frozenset[int]:
+    """Draw `hold_out_size` rows; equal seeds draw equal rows. Raises ConfigError if no row would be left."""
+    return frozenset(random.Random(f"hold-out {seed}").sample(rows, hold_out_size(size, len(rows))))
 
 
 def stored_hold_out(run_dir: Path) -> StoredHoldOut | None:

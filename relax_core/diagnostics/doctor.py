@@ -240,7 +240,7 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
     except RelaxError as error:
         yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)
         return
-    yield Finding("data", f"{config.data.train}: {data}")
+    yield from (Finding("data", text) for text in (f"{config.data.train}: {data}", *data.compared))
 
 
 def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from relax_core.api.bus import BusSettings, Issue
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
+from relax_core.api.events import Logged
 from relax_core.api.family import ModelFamily
 from relax_core.api.options import revealed
 from relax_core.api.role import SystemClock
@@ -65,8 +66,8 @@ from relax_core.weights.registry import WeightRegistry
 
 async def try_tasks(
     sources: Sequence[Source], overrides: Sequence[str], num_tasks: int
-) -> tuple[tuple[dict[str, Any], ...], tuple[FirstStepCheck, ...]]:
-    """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory, and the checks.
+) -> tuple[tuple[dict[str, Any], ...], tuple[FirstStepCheck, ...], tuple[str, ...]]:
+    """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory, checks and warnings.
 
     `answer_reward` of a record is the reward of the task's own answer; None if rewards alone can't judge an answer. The
     checks are those of a run's first step; those that need a trainer are not applicable.
@@ -98,7 +99,8 @@ async def try_tasks(
                     }
                     for one, sample in zip(scored, played, strict=True)
                 )
-                return shown, checks
+                logged = [event for _, event in await context.run_status.events(0, 0.0) if isinstance(event, Logged)]
+                return shown, checks, tuple(event.message for event in logged if event.level == "warning")
             finally:
                 await worker.close()
 

@@ -38,8 +38,10 @@ def test_a_dry_run_shows_the_plan_or_refuses_as_a_run_would_and_writes_nothing(
 
 
 def test_a_few_rollouts_are_scored_without_training(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
-    ran = relax_here("try", tiny / "recipe.toml", "rollout.group_size=2", "--tasks", "2", "--json")
+    few = ("eval.sets=[]", "rollout.groups_per_step=4000")
+    ran = relax_here("try", tiny / "recipe.toml", "rollout.group_size=2", *few, "--tasks", "2", "--json")
     assert ran.code == 0, ran.err
+    assert "relax: warning: 4096 tasks: 128 are held out, 0 equal a held-out task, 3968 remain" in ran.err
     records = json.loads(ran.out)
     assert [(record["group_id"], record["sample_index"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(record["reward"] in (0.0, 1.0) and record["prompt"] for record in records)

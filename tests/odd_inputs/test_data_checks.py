@@ -115,6 +115,20 @@ def test_values_that_cannot_be_passed_on_are_named_by_the_check_and_by_the_run(f
     assert said in data.rows.remarks(data.train)[0]
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_small_file_is_used_by_default_and_its_numbers_are_a_warning_everywhere(folder, algorithm):
+    rows = [{"prompt": f"{at}", "answer": "2", "completion": "2"} for at in range(32)]
+    rewards = 'rewards = ["exact"]' if algorithm == "grpo" else ""
+    file = configured(folder, rows=rows, rewards=f'algorithm = "{algorithm}"\n{rewards}')
+    file.write_text(file.read_text().replace("every = 0", "every = 20"))
+    said = "32 tasks: 3 are held out, 0 equal a held-out task, 29 remain to train on, and a step takes 32"
+    assert f"data: warning: {said}" in dry(file).output
+    assert f"warning  {said}" in CliRunner().invoke(app, ["data", "check", str(file)]).output
+    file.write_text(file.read_text().replace("every = 20", "size = 32"))
+    assert "eval.size: got 32 of 32 tasks" in str(dry(file).exception)
+    assert "got 32 of 32 tasks; leave at least one" in CliRunner().invoke(app, ["data", "check", str(file)]).output
+
+
 def test_the_sets_of_an_evaluation_are_checked_with_the_names_that_they_inherit(folder):
     lines = ('columns = {answer = "solution"}', "[[eval.sets]]", 'name = "a"', 'path = "tasks.jsonl"')
     file = configured(folder, *lines, rows=[{"prompt": "q", "solution": "1"}])

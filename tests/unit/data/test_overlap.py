@@ -44,7 +44,9 @@ def _found(train: Sequence[str], held: Sequence[str]) -> Any:
 def _run(most: float = 1.0, *paths: str) -> Any:
     sets = tuple(SimpleNamespace(name=f"set{at}", path=Path(path)) for at, path in enumerate(paths))
     return SimpleNamespace(
-        data=SimpleNamespace(train=Path("t")), eval=SimpleNamespace(size=1, max_overlap=most, sets=sets)
+        data=SimpleNamespace(train=Path("t")),
+        eval=SimpleNamespace(size=1, max_overlap=most, sets=sets),
+        rollout=SimpleNamespace(groups_per_step=2),
     )
 
 
@@ -167,6 +169,17 @@ def test_rows_that_equal_a_held_out_row_are_not_trained() -> None:
     assert kept_apart(_run(1.0, "h"), Listed("t", prompts), (1, 2, 3, 4), sets)[0] == (1, 3, 4), "nor with other sets"
     with pytest.raises(ConfigError, match=r"eval\.size.*eval\.sets"):
         kept_apart(_run(), Listed("t", ["a", "a"]), (1,), {"held-out": EvalRows(Listed("t", ["a", "a"]), (0,))})
+
+
+def test_a_hold_out_that_leaves_few_tasks_is_a_warning_with_the_numbers() -> None:
+    prompts = ["a", "b", "a", "a", "c", "d"]
+    for held, equal, left in (((0,), 2, 3), ((0, 1), 2, 2), ((1, 4, 5), 0, 3), ((0, 1, 4, 5), 0, 2)):
+        rows = Listed("t", prompts if equal else [*"ebfgcd"])
+        train = [index for index in range(6) if index not in held]
+        kept, said = kept_apart(_run(), rows, train, {"held-out": EvalRows(rows, held)})
+        warned = [text for level, text in said if level == "warning"]
+        numbers = f"6 tasks: {len(held)} are held out, {equal} equal a held-out task, {left} remain to train on"
+        assert (len(kept), [text.startswith(numbers) for text in warned]) == (left, [True] * (left < 3))
 
 
 def test_rows_without_repetition_are_trained_as_before() -> None:

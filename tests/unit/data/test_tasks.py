@@ -11,7 +11,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.data.chat import ChatFamily
 from relax_core.data.task_files import JsonLines
-from relax_core.data.tasks import ColumnNeed, TaskSet
+from relax_core.data.tasks import ColumnNeed, TaskSet, hold_out_size
 
 TEMPLATE = (
     "{% for t in tools or [] %}T{% endfor %}"
@@ -165,8 +165,17 @@ def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
     assert tasks.hold_out(5, seed=3) == (train, held)
     assert tasks.hold_out(5, seed=4)[1] != held
     assert tasks.hold_out(0, seed=3) == (range(20), ())
+    assert tasks.hold_out(None, seed=3) == tasks.hold_out(2, seed=3), "a tenth by default"
     with pytest.raises(ConfigError, match="at least one task to train on"):
         tasks.hold_out(20, seed=0)
+
+
+def test_a_tenth_of_the_tasks_is_held_out_by_default_and_any_given_number():
+    sizes = {count: hold_out_size(None, count) for count in (2, 19, 32, 200, 1280, 100_000)}
+    assert sizes == {2: 1, 19: 1, 32: 3, 200: 20, 1280: 128, 100_000: 128}
+    assert (hold_out_size(128, 200), hold_out_size(0, 1)) == (128, 0)
+    with pytest.raises(ConfigError, match="1 of 1 tasks.*eval.every = 0"):
+        hold_out_size(None, 1)
 
 
 def test_the_rows_that_a_run_held_out_first_stay_held_out(tmp_path, family):

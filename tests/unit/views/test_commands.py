@@ -100,7 +100,7 @@ def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
     checks += (FirstStepCheck("the template round trip is exact", "ok", "0 of 1 prompts"),)
 
     async def tried(*_):
-        return (sample,), checks
+        return (sample,), checks, ("8 tasks remain",)
 
     monkeypatch.setattr("relax_core.diagnostics.try_run.try_tasks", tried)
     *_, passed, fault = relax("try", "my.toml").stdout.split("\n\n")
@@ -108,7 +108,7 @@ def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
     line = "step 1: check failed: tokens are trained: 0; group 0, sample 1; tokens are masked\n"
     assert fault == line
     as_json = relax("try", "my.toml", "--json")
-    assert json.loads(as_json.stdout) == [sample] and as_json.stderr == line
+    assert json.loads(as_json.stdout) == [sample] and as_json.stderr == f"relax: warning: 8 tasks remain\n{line}"
 
 
 def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):

@@ -8,11 +8,13 @@ under a virtual clock in tests. `runners` implements the services.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, overload
 
 from relax_core.api.bus import Bus
@@ -70,6 +72,29 @@ class DeviceLeases(Protocol):
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> AbstractAsyncContextManager[DeviceLease]:
         """Lease devices and load on them only the parts of `holders`, member -> parts. Raises DeadlineExceeded."""
+
+
+CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
+"""Words in the name of an environment variable that holds a credential."""
+PACKAGES_ENV = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_*", "UV_*")
+"""Environment variables with which a program trusts servers and installs packages, for `visible_environment`."""
+PROGRAM_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", *PACKAGES_ENV)
+"""Environment variables that a program of an environment inherits from its worker, for `visible_environment`."""
+
+
+def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] | None) -> dict[str, str]:
+    """Return the variables that match `allowed`, or all for None.
+
+    A pattern with `*` matches no credential: no name with a word of CREDENTIALS, and no address with a user or token.
+    """
+
+    def named(name: str, value: str, pattern: str) -> bool:
+        secret = CREDENTIALS & set(re.split(r"[_.-]", name.upper())) or re.search(r"://[^/\s]*@", value)
+        return name == pattern or ("*" in pattern and fnmatchcase(name, pattern) and not secret)
+
+    if allowed is None:
+        return dict(environment)
+    return {name: value for name, value in environment.items() if any(named(name, value, each) for each in allowed)}
 
 
 @dataclass(frozen=True, slots=True)

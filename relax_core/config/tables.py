@@ -18,12 +18,12 @@ from pydantic_core import PydanticCustomError
 from relax_core.api.bus import LateRule
 from relax_core.api.family import RoutingReplayMode, ToolCallFormat
 from relax_core.api.options import LITERAL, Options, Secret
+from relax_core.api.role import CREDENTIALS
 from relax_core.config.annotation import PathOrText
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Format = Literal["float32", "bfloat16", "float16"]
 HOST = re.compile(r"(\*\.)?\w([\w-]*\w)?(\.\w([\w-]*\w)?)*\.?")
-CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
 
 Share = Literal["", "own", "actor", "rollout"]
 SHARES: dict[str, dict[str, Share]] = {

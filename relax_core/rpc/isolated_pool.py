@@ -32,7 +32,7 @@ from relax_core.api.errors import (
     WorkerDied,
 )
 from relax_core.api.events import RoleRecovered
-from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
+from relax_core.api.role import PACKAGES_ENV, RunStatus, Worker, Workers, WorkerSpec
 from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound_fields
 from relax_core.registry.error_text import said
@@ -57,12 +57,12 @@ SIDE_BY_SIDE = 64
 MAX_BATCH = 1024
 INHERITED_ENV = (
     "PATH", "PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "USER", "LOGNAME", "*_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", *PACKAGES_ENV,
     "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS", "RELAX_TRACEBACKS",
 )  # fmt: skip
 """Environment variables that authors' code inherits: to find Python, packages and plugins, and to set language,
-threads and certificates. All further variables, such as credentials, are inherited only if the configuration names
-them.
+threads, certificates and package indexes. All further variables, such as credentials, are inherited only if the
+configuration names them.
 """
 MIN_SPARE = 4
 """Smallest number of spare processes for sessions that are `alone`; a pool of more processes has one spare for each."""

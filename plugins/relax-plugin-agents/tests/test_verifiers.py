@@ -65,9 +65,14 @@ async def test_rewards_of_the_run_may_judge_instead() -> None:
     assert (sample.outcome, sample.environment_reward) == (Outcome.FINISHED, 0.0)  # nothing of it
 
 
-async def test_a_task_of_another_kind_is_refused_with_the_fix() -> None:
+async def test_a_task_of_another_kind_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"PIP_INDEX_URL": "https://index.example/simple", "UV_NO_CACHE": "1", "CURL_CA_BUNDLE": "bundle.pem"}
+    for name, value in {**index, "OPENAI_API_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
     environment = Verifiers(VerifiersOptions(**OPTIONS))
     environment.shared = await Verifiers.open(environment.options)
+    inherited = psutil.Process(environment.shared.host._program.pid).environ()
+    assert index.items() <= inherited.items() and "OPENAI_API_KEY" not in inherited
     with pytest.raises(ValueError, match="column verifiers is None.*relax-verifiers-tasks"):
         await environment.run(Task("one", "go"), 7, None)  # type: ignore[arg-type]
     await environment.shared.host.stop()

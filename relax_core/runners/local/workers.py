@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import site
@@ -23,14 +22,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import revealed
-from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
-from relax_core.config.tables import CREDENTIALS
+from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec, visible_environment
 from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
@@ -149,18 +146,6 @@ def visible_devices(
     numbers = [int(name.removeprefix("gpu:")) for name in devices if name.startswith("gpu:")]
     seen = visible_gpus(environment, nodes)
     return {VISIBLE: ",".join(seen[number % len(seen)] if seen else str(number) for number in numbers)}
-
-
-def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] | None) -> dict[str, str]:
-    """Return the variables that match `allowed`, or all for None. A pattern with `*` does not match credentials."""
-
-    def named(name: str, pattern: str) -> bool:
-        words = set(re.split(r"[_.-]", name.upper()))
-        return name == pattern or ("*" in pattern and fnmatchcase(name, pattern) and not CREDENTIALS & words)
-
-    if allowed is None:
-        return dict(environment)
-    return {name: value for name, value in environment.items() if any(named(name, pattern) for pattern in allowed)}
 
 
 def visible_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:

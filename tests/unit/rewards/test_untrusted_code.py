@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, Message, SystemClock, Task, Trajectory
+from relax_core.api.role import PROGRAM_ENV, visible_environment
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rpc.isolated_pool import INHERITED_ENV
 from relax_core.runners.local.landlock import MIN_VERSION, landlock_version
-from relax_core.runners.local.workers import LocalWorkers, visible_environment
+from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 
 THIEVES = """
@@ -150,3 +152,13 @@ def test_a_pattern_names_no_credential_and_a_name_does() -> None:
     assert visible_environment(there, ("PYTHON*", "PATH")) == {"PYTHONPATH": "a", "PATH": "c"}
     assert visible_environment(there, ("HF_TOKEN",)) == {"HF_TOKEN": "d"}
     assert visible_environment(there, None) == there
+
+
+def test_programs_inherit_certificates_and_indexes_without_their_passwords() -> None:
+    trusted = {"SSL_CERT_FILE": "a.pem", "CURL_CA_BUNDLE": "b.pem", "REQUESTS_CA_BUNDLE": "c.pem", "SSL_CERT_DIR": "d",
+               "PIP_INDEX_URL": "https://index.example/simple", "UV_DEFAULT_INDEX": "https://index.example/simple"}  # fmt: skip
+    secret = {"PIP_EXTRA_INDEX_URL": "https://me:word@index.example", "UV_INDEX_X_PASSWORD": "word",
+              "UV_INDEX": "https://a.example https://token@index.example"}  # fmt: skip
+    for allowed in (INHERITED_ENV, PROGRAM_ENV):
+        assert visible_environment({**trusted, **secret, "OTHER": "x"}, allowed) == trusted
+    assert visible_environment(secret, tuple(secret)) == secret, "a configuration may name them"

@@ -73,7 +73,8 @@ class AgentOptions(Options):
     """Directory in which the program starts; None: the directory in which the run was started."""
     env: dict[str, str] = {}
     """Further environment variables of the program. Outside of a sandbox, the program also inherits the run's `PATH`,
-    `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`, but no further variable."""
+    `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV`, `PYTHONPATH`, and the variables of certificates and package indexes
+    (`SSL_CERT_FILE`, `SSL_CERT_DIR`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `PIP_*`, `UV_*`) without credentials."""
     model: str = "policy"
     """Model name of the policy that the agent receives. A request with any name outside of `models` reaches the policy."""
     models: tuple[str, ...] = ()

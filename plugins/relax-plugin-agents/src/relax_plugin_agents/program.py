@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api import Task
+from relax_core.api.role import PROGRAM_ENV, visible_environment
 from relax_core.api.task import Message
 from relax_plugin_agents.verifiers_host import MARK, end_marked
 
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Environment variables that a program inherits from the run."""
 QUOTED_BYTES = 2000
 """Number of bytes at the end of a failed program's output that an error quotes."""
 
@@ -50,7 +49,7 @@ async def run_program(
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="relax-agent-") as folder:
         described = await asyncio.to_thread(_written, folder, task)
-        known = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        known = visible_environment(os.environ, PROGRAM_ENV)
         added = {**variables(model, model.url, str(described)), "RELAX_REPORT_URL": f"{model.url}/report", MARK: mark}
         # With a pipe made by asyncio, `wait` would also wait for every process that inherited the pipe.
         heard, speaks = os.pipe()

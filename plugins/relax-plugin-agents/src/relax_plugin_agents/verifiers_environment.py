@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from relax_core.api import ConfigError, Environment, Options, Session, Task
+from relax_core.api.role import PROGRAM_ENV, visible_environment
 from relax_plugin_agents import verifiers_host
 from relax_plugin_agents.environment import noted, read_calls
 from relax_plugin_agents.gateway import Gateway
-from relax_plugin_agents.program import INHERITED, MARK, QUOTED_BYTES
+from relax_plugin_agents.program import MARK, QUOTED_BYTES
 
 COLUMN = "verifiers"
 """Column of the task file that holds the data of a verifiers task."""
@@ -45,8 +46,9 @@ class VerifiersOptions(Options):
     """Further settings of verifiers' table `env`: `agent`, `taskset`, `timeout`, `retries`. The default `agent` is the
     harness `null` in a subprocess on this machine."""
     env: dict[str, str] = {}
-    """Further environment variables of the interpreter, which inherits only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`
-    and `VIRTUAL_ENV` from the run."""
+    """Further environment variables of the interpreter, which inherits from the run only `PATH`, `HOME`, `LANG`, `LC_ALL`,
+    `TMPDIR`, `VIRTUAL_ENV`, and the variables of certificates and package indexes (`SSL_CERT_FILE`, `SSL_CERT_DIR`,
+    `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `PIP_*`, `UV_*`) without credentials."""
     reward: Literal["verifiers", "rewards"] = "verifiers"
     """Source of the reward. `verifiers`: the taskset. `rewards`: the run's `[[rewards]]`, which judge the last
     answer."""
@@ -124,7 +126,7 @@ class HostProcess:
         """Start the interpreter and wait until the environment is loaded. Raises ConfigError with its last output."""
         options = self._options
         self._tasks, self._said = [], bytearray()
-        known = {name: os.environ[name] for name in INHERITED if name in os.environ and name != "PYTHONPATH"}
+        known = visible_environment(os.environ, [name for name in PROGRAM_ENV if name != "PYTHONPATH"])
         known["PATH"] = (
             f"{options.python.absolute().parent}:{known.get('PATH', os.defpath)}"  # harnesses run the venv's own uv
         )

@@ -35,7 +35,9 @@ class ServerOptions(Options):
     the run does not start. Empty: accept any tools."""
     env: dict[str, SecretOrText] = {}
     """Further environment variables of the program; write credentials as `"env:NAME"` or `"file:PATH"`. From its worker
-    the program inherits only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`."""
+    the program inherits only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV`, `PYTHONPATH`, and the variables of
+    certificates and package indexes (`SSL_CERT_FILE`, `SSL_CERT_DIR`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `PIP_*`,
+    `UV_*`) without credentials."""
     directory: Path | None = None
     """Directory in which the program starts; None: the worker's directory."""
     headers: dict[str, SecretOrText] = {}

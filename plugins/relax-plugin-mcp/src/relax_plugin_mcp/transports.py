@@ -26,11 +26,10 @@ from mcp_types import INVALID_PARAMS, ErrorData, JSONRPCError, jsonrpc_message_a
 
 from relax_core.api import ConfigError
 from relax_core.api.options import Secret
+from relax_core.api.role import PROGRAM_ENV, visible_environment
 from relax_plugin_mcp import guard
 from relax_plugin_mcp.options import ServerOptions
 
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Environment variables that a program inherits from its worker."""
 MAX_MESSAGE = 1 << 24
 """Maximum size of a message from a server, in bytes."""
 CHUNK = 1 << 16
@@ -111,7 +110,7 @@ class Stdio:
     def _start(self, alive: int) -> subprocess.Popen[bytes]:
         first, *rest = self._options.command
         command = [sys.executable if first == "python" else first, *rest]
-        known = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        known = visible_environment(os.environ, PROGRAM_ENV)
         directory = self._options.directory
         if directory is not None and not directory.is_dir():
             os.close(alive)

@@ -145,7 +145,7 @@ async def test_results_of_a_sampled_turn_belong_to_the_calls_of_their_ids(tmp_pa
         task, family.start(task.prompt), 7, InProcess(environment, 60.0), family, answering(policy), Limits(400, 8)
     )
     assert trajectory.outcome.judged, trajectory.info
-    results = re.findall(r"(?:Return of (functions\.find:\d)|<\|im_start\|>tool)\s+(is-\w)", shown[-1])
+    results = re.findall(r"(?:Return of (functions\.find:\d)|<\|im_start\|>tool find)\s+(is-\w)", shown[-1])
     assert (
         results
         == {

@@ -15,6 +15,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ToolCallFormat
 from relax_core.api.task import Message, ToolCall
 from relax_core.data.chat import ChatFamily
+from relax_core.data.message_words import missing_words
 from relax_core.data.tool_calls import FORMATS, call_format
 from tests.unit.data.test_tool_call_formats import CALL, TOOLS
 from tests.unit.data.tool_templates import TEMPLATES
@@ -120,6 +121,25 @@ def test_a_conversation_with_calls_and_answers_continues(families, name):
         assert '"call_id": "call00002"' in said and '"call_id": "call00003"' in said
     if name == "kimi":
         assert "## Return of functions.search:2" in said and "## Return of functions.find_all:3" in said
+
+
+def test_the_agents_template_shows_each_role_thought_call_and_named_result(families):
+    calls = (ToolCall("search", {"text": "é"}), ToolCall("find_all", {"count": 1}))
+    messages = (
+        Message("system", "be brief"), Message("user", "go", name="anna"),
+        Message("assistant", "now", calls, extra={"reasoning_content": "two calls"}),
+        Message("tool", "nothing", name="search"), Message("tool", "many\nlines", name="find_all"), Message("user", "thanks"),
+    )  # fmt: skip
+    family = families["hermes"]
+    text = family.decode(family.start(messages, TOOLS).tokens, skip_special=False)
+    assert not list(missing_words(messages, text)) and text.endswith("<|im_start|>assistant\n")
+    assert text.count("<|im_start|>system") == 1 and "<|im_start|>user anna\ngo<|im_end|>" in text
+    turn = text.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
+    assert turn.startswith("<think>\ntwo calls\n</think>\n\nnow\n<tool_call>")
+    assert [(call.name, call.arguments) for call in FORMATS["hermes"].parse(turn, TOOLS)[1]] == [
+        (call.name, call.arguments) for call in calls
+    ]
+    assert "<|im_start|>tool search\nnothing<|im_end|>" in text and "tool find_all\nmany\nlines<|im_end|>" in text
 
 
 def test_an_answer_has_the_id_of_the_call_of_its_name(families):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 CHATML = (
     "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}"
     "{{- 'Answer with FORMAT<|im_end|>\\n' }}{%- endif %}"
@@ -21,6 +23,8 @@ HERMES = chatml(
     {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\\n</tool_call>' }}
     {%- endfor %}""",
 )
+AGENTS = (resources.files("relax_plugin_agents") / "tools.jinja").read_text()
+"""The template that the agents' plugin brings."""
 QWEN3_CODER = chatml(
     "<tool_call>\\n<function=example>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>",
     """{%- for call in message.tool_calls %}{%- set call = call.function %}
@@ -217,7 +221,7 @@ HARMONY = """
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
 """
 TEMPLATES = {
-    "hermes": ("hermes", HERMES, "<|im_end|>"),
+    "hermes": ("hermes", AGENTS, "<|im_end|>"),
     "qwen3-coder": ("qwen3-coder", QWEN3_CODER, "<|im_end|>"),
     "glm": ("glm", GLM, "<|observation|>"),
     "llama": ("llama", LLAMA, "<|eot_id|>"),

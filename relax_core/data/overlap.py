@@ -236,9 +236,9 @@ def kept_apart(
             raise ConfigError("eval.size", run.eval.size, fix)
         train = kept
     if not run.eval.sets:
-        out, left, step = sum(len(one.indices) for one in sets.values()), len(train), run.rollout.groups_per_step
-        if left < max((overlap.size + out) / 2, step):
-            text = f"{overlap.size + out} tasks: {out} are held out, {overlap.size - left} equal a held-out task"
+        num_held, left, step = sum(len(one.indices) for one in sets.values()), len(train), run.rollout.groups_per_step
+        if left < max((overlap.size + num_held) / 2, step):
+            text = f"{overlap.size + num_held} tasks: {num_held} are held out, {overlap.size - left} equal a held-out task"
             fix = "lower eval.size, name [[eval.sets]], or lower rollout.groups_per_step"
             said.append(("warning", f"{text}, {left} remain to train on, and a step takes {step}; {fix}"))
     if overlap.searched < overlap.size:

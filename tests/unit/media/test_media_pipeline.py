@@ -194,13 +194,15 @@ async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
 
 async def test_an_unwritable_store_is_not_blamed_on_the_medium(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
+    messages = [said(str(tmp_path / "a"))]
     async with pipeline(tmp_path) as (made, _):
-        (tmp_path / "media").write_text("a file where the store should be")
-        with pytest.raises(InfrastructureError, match="File exists; fix the cause, then `relax resume`"):
-            await made.prepare([said(str(tmp_path / "a"))])
-        (tmp_path / "media").unlink()
-        await made.prepare([said(str(tmp_path / "a"))])
-        messages = [said(str(tmp_path / "a"))]
+        facts = await made.examine(messages[0].content[0].media)
+        stored = tmp_path / "media" / f"{facts['key']}.media"
+        stored.mkdir()  # where the file should be
+        with pytest.raises(InfrastructureError, match="Is a directory; fix the cause, then `relax resume`"):
+            await made.prepare(messages)
+        stored.rmdir()
+        await made.prepare(messages)
         assert len(made.fill_placeholders(rendered(messages), messages).media) == 1
 
 

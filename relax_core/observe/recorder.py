@@ -114,7 +114,7 @@ class Recorder:
         """The summary as last written; None before the end of the run."""
         self._sinks, self._sinks_opened = dict(sinks or {}), False
         self._undone: tuple[int, int] | None = None
-        """Step to which the run went back, and the last step before, while the sinks wait for a report of them."""
+        """Step that the run rolled back to, and the last step before the rollback; None if the sinks know of both."""
         self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, sink_call_s) for name in self._sinks}
         self._observers = dict(observers or {})
         self._observer_workers = {

@@ -241,7 +241,8 @@ class Policy:
     def _keeps_lines_apart(self) -> bool:
         """Return True if a token sees only its own row when the rows follow one another in one line.
 
-        Layers with states or convolutions carry a row into the next one. Of the other models, a trial decides.
+        Layers with states or convolutions carry a row into the next one. For all other models, a trial of both layouts
+        decides.
         """
         kinds = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
         if not kinds <= {"full_attention", "sliding_attention"}:

@@ -20,6 +20,7 @@ from relax_core.api.files import read_text
 from relax_core.api.options import Secret
 from relax_core.config.annotation import annotation_of, holds_path, models_in, types_in
 from relax_core.config.run_config import OUTLIVE_NAME
+from relax_core.registry.error_text import too_many_digits
 
 KeyPath: TypeAlias = tuple[str, ...]
 Source: TypeAlias = "Path | str | Mapping[str, Any]"
@@ -90,8 +91,11 @@ def read_layer(source: Source, directory: Path) -> Tree:
         text = _text(source)
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ConfigError(str(source), f"text that is not TOML: {error}", "correct that line") from error
+            repr(data)  # a hexadecimal number is read, but may have too many digits to be shown
+        except (ValueError, RecursionError) as error:
+            is_long = type(error) is ValueError
+            fault = too_many_digits(text) if is_long else f"text that is not TOML: {error}"
+            raise ConfigError(str(source), fault, "correct that line") from error
         positions = key_lines(text)
         anywhere = Origin(str(source), 0, Path(os.path.abspath(source)).parent)
 
@@ -267,7 +271,8 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     value = value.strip()
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        repr(parsed)  # raises ValueError for a number of too many digits
+    except (ValueError, RecursionError):
         parsed = {}
     return path, parsed["value"] if parsed.keys() == {"value"} else value
 

@@ -16,6 +16,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from relax_core.registry.error_text import too_many_digits
+
 MAX_DEPTH = 100
 """Largest number of nested levels of lists and tables. Messages between processes and Python's stack allow a few more."""
 _HALF = re.compile("[\ud800-\udfff]")
@@ -38,7 +40,12 @@ class UnreadableValue:
 
 def read_json(text: str | bytes) -> Any:
     """Return the value of JSON text, with an `UnreadableValue` for an object that has a key twice. Raises ValueError."""
-    return json.loads(text, object_pairs_hook=_object)
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except ValueError as error:
+        if type(error) is not ValueError:  # such as JSONDecodeError
+            raise
+        raise ValueError(too_many_digits(text if isinstance(text, str) else text.decode())) from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | UnreadableValue:

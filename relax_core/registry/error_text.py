@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 
 from relax_core.api.errors import PluginError, RelaxError, printable
 
+_LONG_NUMBER = re.compile(r"[0-9A-Fa-f_]{3500}")
+"""A number of more than 4300 decimal digits; it has about 3570 hexadecimal digits."""
 _LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _CORE = os.path.dirname(os.path.dirname(_LOADER)) + os.sep
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
@@ -60,6 +63,13 @@ def message_of(error: BaseException) -> str:
         return printable(str(error))
     except Exception as other:
         return f"without a message, since its __str__ raised {type(other).__name__}"
+
+
+def too_many_digits(text: str) -> str:
+    """Describe the fault of a text with a whole number that Python refuses to read, with the number's place."""
+    at = found.start() if (found := _LONG_NUMBER.search(text)) else 0
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f"a whole number of more than 4300 digits: line {line} column {column}"
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

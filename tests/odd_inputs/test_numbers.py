@@ -13,7 +13,7 @@ from relax_core.api import ConfigError
 from relax_core.api.component import BY_TABLE
 from relax_core.config.annotation import annotation_of, models_in, types_in
 from relax_core.config.compose import resolve
-from relax_core.config.layers import read_layers
+from relax_core.config.layers import parse_override, read_layers
 from relax_core.config.run_config import COMPONENT_TABLES, Core
 from relax_core.registry.catalogue import Catalogue
 
@@ -82,6 +82,15 @@ def test_a_number_out_of_bounds_is_refused_by_its_key(key, value):
     with pytest.raises(ConfigError) as caught:
         resolve(tree, CATALOGUE)
     assert caught.value.field.partition(" ")[0].startswith(key)
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "0x" + "f" * 5000])
+def test_a_number_of_too_many_digits_is_refused_with_its_place(tmp_path, digits):
+    file = tmp_path / "c.toml"
+    file.write_text(f"[rollout]\nmax_turns = {digits}\n")
+    with pytest.raises(ConfigError, match="a whole number of more than 4300 digits: line 2 column"):
+        read_layers([file], [], tmp_path)
+    assert parse_override(f"rollout.max_turns={digits}") == (("rollout", "max_turns"), digits)
 
 
 CATALOGUE = Catalogue.load()

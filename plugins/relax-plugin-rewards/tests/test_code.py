@@ -170,6 +170,7 @@ def test_the_last_block_in_the_configured_language_is_the_program() -> None:
         ("3\n", "3", True), (" 1  2\n3", "1 2 3\n", True), ("3.0000001", "3.0", True), ("3.1", "3.0", False),
         ("3.0", "3", True), ("10000000001", "10000000000", False), ("nan", "nan", True), ("nan", "1", False), ("", "", True),
         ("", "3", False), ("3 3", "3", False), ("inf", "1e999", False), ("yes", "Yes", False),
+        ("9" * 400, "1.5", False),
     ],
 )  # fmt: skip
 def test_text_is_compared_word_by_word(answer: str, expected: str, same: bool) -> None:
@@ -181,7 +182,7 @@ def test_text_is_compared_word_by_word(answer: str, expected: str, same: bool) -
     [
         (True, 1, False), (1, True, False), (1, 1.0, True), ([1, [2]], (1, (2,)), True), ([2, 1], {1, 2}, True),
         ([1, 1], {1, 2}, False), ({"1": [2]}, {1: (2,)}, True), ({"a": 1}, {"b": 1}, False), ("1", 1, False),
-        (None, None, True), ([], None, False), (0.1 + 0.2, 0.3, True),
+        (None, None, True), ([], None, False), (0.1 + 0.2, 0.3, True), (10**400, 1.5, False),
     ],
 )  # fmt: skip
 def test_values_are_compared_as_json(answer: Any, expected: Any, same: bool) -> None:

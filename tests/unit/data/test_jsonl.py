@@ -95,6 +95,7 @@ def test_a_json_list_is_read_alike(tmp_path):
     [
         ("{not json", "malformed JSON"),
         ("[" * 100_000, "malformed JSON"),
+        ('{"prompt": "a", "answer": %s}' % ("9" * 5000), "a whole number of more than 4300 digits: line 1 column 27"),
         ('"text"', "the row is text, not an object"),
         ('{"question": "q"}', "no prompt column 'prompt'; the row has 'question'"),
         ('{"prompt": 5}', "'prompt' is a number, not text or a list of messages"),

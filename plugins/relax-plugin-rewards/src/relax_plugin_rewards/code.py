@@ -33,7 +33,9 @@ from relax_core.api import (
     Trajectory,
 )
 
-FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)(^```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+"""A fenced block: language, text and closing fence, which is empty for a block that is never closed. Such a block
+reaches to the end, so that no part of the response is searched twice."""
 LANGUAGES = {
     "": "python", "py": "python", "python": "python", "python3": "python", "c": "c", "c++": "c++", "cpp": "c++", "cc": "c++",
 }  # fmt: skip
@@ -186,7 +188,7 @@ def find_program(response: str, language: str) -> tuple[str, str] | None:
 
     `auto` accepts any supported language.
     """
-    found = [(LANGUAGES.get(name.strip().lower()), text) for name, text in FENCE.findall(response)]
+    found = [(LANGUAGES.get(name.strip().lower()), text) for name, text, end in FENCE.findall(response) if end]
     for known, text in reversed(found):
         if language in ("auto", known) and known is not None:
             return known, text
@@ -285,7 +287,7 @@ def _lines(value: Any, where: str) -> str:
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in value[:-1]) + "".join(value[-1:])
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
         return str(int(value) if value == int(value) else value)
     fix = "write text or a list of lines, or name the function that the case calls"
     raise ValueError(f"{where} is {_shown(value)}; {fix}")
@@ -303,12 +305,13 @@ def _asserted(text: str, where: str) -> Iterator[Case]:
                     named = {str(one.arg): ast.literal_eval(one.value) for one in keywords}
                     arguments, expected = [ast.literal_eval(one) for one in given], ast.literal_eval(value)
                 case _:
-                    raise ValueError("not an assertion of a call's value")
+                    raise ValueError("the line does not compare one call with one value")
             case = _case(function, arguments, expected, where, where)
             yield replace(case, named=named)
     except (ValueError, TypeError, SyntaxError, MemoryError) as error:
         said = ast.unparse(statement) if statement else text.strip()
-        raise ValueError(f"{where} is {_shown(said)}, not `assert f(1, 2) == 3` with literals ({error})") from None
+        fix = "write lines like `assert f(1, 2) == 3`, with literals as arguments and value"
+        raise ValueError(f"{where} is {_shown(said)}, which can't be read ({error}); {fix}") from None
 
 
 def _shown(value: Any) -> str:
@@ -357,7 +360,10 @@ def same_value(answer: Any, expected: Any, tolerance: float) -> bool:
 def _near(one: float | None, other: float | None, tolerance: float) -> bool:
     if one is None or other is None or (isinstance(one, int) and isinstance(other, int)):
         return False
-    return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance * max(1.0, abs(other))
+    try:
+        return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance * max(1.0, abs(other))
+    except OverflowError:  # a whole number larger than all floats
+        return False
 
 
 def _number(word: str) -> float | None:

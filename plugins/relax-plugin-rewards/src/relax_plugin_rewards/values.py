@@ -115,7 +115,11 @@ class Value:
         if self.kind == "relation":
             return " ".join([items[0], *(f"{sign} {item}" for sign, item in zip(self.signs, items[1:], strict=True))])
         if self.kind in ("number", "expression"):
-            number = str(self.number) if len(str(self.number)) <= _SHOWN else self.source[:_SHOWN]
+            try:
+                number = str(self.number)
+            except ValueError:  # of more digits than Python converts
+                number = self.source
+            number = number if len(number) <= _SHOWN else self.source[:_SHOWN]
             return f"{self.kind} {number} {self.unit}".rstrip()
         return f"{self.kind} {'; '.join(items) or self.source}"
 

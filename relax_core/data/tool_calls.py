@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -75,7 +76,7 @@ class CallFormat:
         parameters: Parameters = {tool.name: tool_schema(tool)["function"]["parameters"] for tool in tools}
         calls: list[ToolCall] = []
         spans: list[tuple[int, int]] = []
-        error, failed_at = "", 0
+        error, quoted = "", list[tuple[int, int]]()
         at = _behind(text, ends, 0) if thinking else 0
         may_close = not thinking  # the prompt may have opened a thought in a way that `thinking` does not show
         while found := self._pieces.search(text, at):
@@ -84,7 +85,8 @@ class CallFormat:
                 at = _behind(text, ends, at)
                 may_close = may_close and bool(error)
             elif found[0] == ends:
-                if may_close and not (error and _is_quoted(text[failed_at:start], self.name == "pythonic")):
+                place = bisect(quoted, (start,))
+                if may_close and not (place and start < quoted[place - 1][1]):
                     calls, spans, error = [], [], ""  # all text before was a thought
                     may_close = False
             elif not error:
@@ -95,7 +97,8 @@ class CallFormat:
                     written, end = self.read(text, start, at, parameters)
                     calls += [self._call(call, len(calls) + place) for place, call in enumerate(written)]
                 except CallError as problem:
-                    error, failed_at = str(problem), start
+                    error = str(problem)
+                    quoted = [value.span() for value in _QUOTED[self.name == "pythonic"].finditer(text, start)]
                     at += bare
                     continue
                 if written:
@@ -165,16 +168,9 @@ def _behind(text: str, mark: str, at: int) -> int:
     return len(text) if end < 0 else end + len(mark)
 
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-
-
-def _is_quoted(call: str, is_python: bool) -> bool:
-    """Return True if the text of an unreadable call ends inside a string or a value."""
-    rest = _STRING.sub("", call)
-    if is_python and rest.count("'") % 2:
-        return True
-    opened = max(rest.rfind("<parameter="), rest.rfind("<arg_value>"))
-    return '"' in rest or opened > max(rest.rfind("</parameter>"), rest.rfind("</arg_value>"))
+_VALUES = r'"(?:[^"\\]|\\.)*+"?|<parameter=.*?(?:</parameter>|\Z)|<arg_value>.*?(?:</arg_value>|\Z)'
+_QUOTED = [re.compile(one, re.DOTALL) for one in (_VALUES, rf"{_VALUES}|'(?:[^'\\]|\\.)*+'?")]
+"""Strings and values of a call, which may hold marks; the second pattern also finds Python's single quotes."""
 
 
 def _without_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:

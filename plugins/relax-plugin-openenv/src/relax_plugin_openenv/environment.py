@@ -41,8 +41,8 @@ OPENINGS = {
     "tool": "{shown}",
     "json": "{shown}\n\nEnd your answer with a JSON object for this schema in <action></action>: {schema}",
 }
-_MARKED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_MARKED = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
 _SECRET_HEADERS = ("auth", "cookie", "key", "secret", "token")
 
 

@@ -17,10 +17,9 @@ Think: TypeAlias = Literal["optional", "required", "ignored"]
 """The judged part of a response. `optional`: the text after the last `</think>`, or the whole response if it has no
 `</think>`; `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
 
-BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _EXACT_FLOATS = 2.0**53
 """Whole numbers below this are exact as floats."""
-_WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 
 def gold_values(task: Task) -> tuple[str | int | float, ...]:
@@ -79,9 +78,15 @@ def single_gold(task: Task) -> str:
 
 def unboxed(text: str) -> str:
     r"""Return the content of a text that consists of one box, with nested boxes unwrapped; any other text unchanged."""
-    while (found := boxes(text)) and len(found) == 1 and not (text[: found[0][0]] + text[found[0][1] :]).strip(" $.\n"):
-        text = found[0][2]
-    return text.strip()
+    closed, unclosed = all_boxes(text)
+    if unclosed is not None:
+        return text.strip() if text[:unclosed].strip(" $.\n") else ""
+    begin, end = 0, len(text)
+    for start, inside, stop in reversed(closed):
+        if (text[begin:start] + text[stop:end]).strip(" $.\n"):
+            break
+        begin, end = inside, stop - 1
+    return text[begin:end].strip()
 
 
 def after_thinking(response: str, think: Think) -> str:
@@ -94,37 +99,46 @@ def after_thinking(response: str, think: Think) -> str:
     return said
 
 
-def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Return start, end and content of each outermost `\boxed{...}` and `\fbox{...}`, in order.
+def all_boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
+    r"""Return start, start of the content and end of each closed `\boxed{...}` and `\fbox{...}`, an inner box first.
 
-    A single pass with a stack keeps the time linear, even for a response of opening braces alone. If a box is never
-    closed, the response stopped in the middle of its answer: the box becomes the last entry, with empty content.
+    The second result is the start of the first box that is never closed, or None. A single pass with a stack keeps the
+    time linear, even for a response of opening braces alone.
     """
-    found: list[tuple[int, int, str]] = []
+    closed: list[tuple[int, int, int]] = []
     opened: list[tuple[int, int, bool]] = []
-    for sign in BRACES.finditer(text):
+    for sign in _BRACES.finditer(text):
         if sign[0][-1] == "{" and sign[0] != "\\{":
             opened.append((sign.start(), sign.end(), sign[0] != "{"))
         elif sign[0] == "}" and opened:
             start, inside, is_box = opened.pop()
             if is_box:
-                while found and found[-1][0] > start:
-                    found.pop()
-                found.append((start, sign.end(), text[inside : sign.start()]))
-    unclosed = next((start for start, _, is_box in opened if is_box), None)
-    if unclosed is not None:
-        found = [box for box in found if box[0] < unclosed]
-        found.append((unclosed, len(text), ""))
-    return found
+                closed.append((start, inside, sign.end()))
+    return closed, next((start for start, _, is_box in opened if is_box), None)
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Return start, end and content of each outermost `\boxed{...}` and `\fbox{...}`, in order.
+
+    If a box is never closed, the response stopped in the middle of its answer: the box becomes the last entry, with
+    empty content.
+    """
+    closed, unclosed = all_boxes(text)
+    outer: list[tuple[int, int, int]] = []
+    for box in closed:
+        while outer and outer[-1][0] > box[0]:
+            outer.pop()
+        outer.append(box)
+    found = [
+        (start, end, text[inside : end - 1]) for start, inside, end in outer if unclosed is None or start < unclosed
+    ]
+    return found if unclosed is None else [*found, (unclosed, len(text), "")]
 
 
 def last_box(text: str) -> str:
     """Return the content of the last box, with nested boxes unwrapped; empty if there is no box or it is not closed."""
     found = boxes(text)
-    content = found[-1][2] if found else ""
-    while whole := _WHOLE_BOX.fullmatch(content):
-        content = whole[1]
-    return content.strip()
+    return unboxed(found[-1][2]) if found else ""
 
 
 def last_tagged(text: str, tag: str) -> str:

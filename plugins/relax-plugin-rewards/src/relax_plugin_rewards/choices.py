@@ -21,7 +21,7 @@ from functools import lru_cache
 from pydantic import Field
 
 from relax_core.api import Gold, Options, Outcome, Reward, Task, Trajectory
-from relax_plugin_rewards.answers import BRACES, Think, after_thinking, gold_text, gold_values
+from relax_plugin_rewards.answers import Think, after_thinking, all_boxes, gold_text, gold_values
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -49,8 +49,8 @@ _VERB = re.compile(
 )
 _EITHER = re.compile(r"(?:either|both)\s+", re.IGNORECASE)
 _BUT = re.compile(r"[\s,;]*(?:but|rather|sondern|mais|sino)\s+(?:(?:option|choice|letter)\s+)?", re.IGNORECASE)
-_BEFORE = re.compile(rf"[{_OPEN}{_CLOSE}\s]*(?:[-+>#\u2022]+\s+)*")
-"""List marks and the like before a choice that is alone on its line."""
+_BEFORE = re.compile(rf"(?:[{_OPEN}{_CLOSE}]|[^\S\n])*+(?:[-+>#\u2022]+[^\S\n]+)*+")
+"""List marks and the like on the line of a choice that is alone there."""
 _LINE_END = re.compile(rf"[ \t).\]!:,\u3002{_OPEN}{_CLOSE}]*(?:\n|\Z)")
 _SENTENCE_END = re.compile(r"[^\w\n]*(?:\Z|[.!\n\u3002])")
 _SEPARATOR = re.compile(
@@ -311,7 +311,7 @@ def _spoken(text: str, reader: _Reader) -> Iterator[Statement]:
 
 def _alone(text: str, reader: _Reader) -> Iterator[Statement]:
     """Yield the boxes and tags that begin with a choice, and the last lines that hold nothing else."""
-    for marked in re.finditer(rf"{_OPEN}\s*([^{_OPEN}{_CLOSE}]*){_CLOSE}", text):
+    for marked in re.finditer(rf"{_OPEN}\s*+([^{_OPEN}{_CLOSE}]*+){_CLOSE}", text):
         if found := reader.choices(text, marked.start(1)):
             yield Statement(marked.start(), marked.end(), found[0])
     end = len(text)
@@ -329,16 +329,10 @@ def _alone(text: str, reader: _Reader) -> Iterator[Statement]:
 def _marked(text: str) -> str:
     """Return a text with a mark at the start and end of each box. A box that is never closed ends the text."""
     signs = list(text.replace(_OPEN, " ").replace(_CLOSE, " "))
-    opened: list[tuple[int, int, bool]] = []
-    for sign in BRACES.finditer(text):
-        if sign[0][-1] == "{" and sign[0] != "\\{":
-            opened.append((sign.start(), sign.end(), sign[0] != "{"))
-        elif sign[0] == "}" and opened:
-            start, inside, is_box = opened.pop()
-            if is_box:
-                signs[start:inside] = [_OPEN, *[""] * (inside - start - 1)]
-                signs[sign.start()] = _CLOSE
-    unclosed = next((start for start, _, is_box in opened if is_box), None)
+    closed, unclosed = all_boxes(text)
+    for start, inside, end in closed:
+        signs[start:inside] = [_OPEN, *[""] * (inside - start - 1)]
+        signs[end - 1] = _CLOSE
     return "".join(signs[:unclosed])
 
 

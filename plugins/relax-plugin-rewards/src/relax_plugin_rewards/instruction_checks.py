@@ -224,7 +224,7 @@ def json_format(response: str) -> bool:
 
 @check("detectable_format:title")
 def title(response: str) -> bool:
-    return re.search(r"<<[^\n<>]*[^\s<>][^\n<>]*>>", response) is not None
+    return re.search(r"<<[^\S\n]*+[^\s<>][^\n<>]*+>>", response) is not None
 
 
 @check("detectable_format:square_brackets")
@@ -284,7 +284,8 @@ def ends_with(response: str, *, end_phrase: Text) -> bool:
 
 @check("startend:quotation")
 def quotation(response: str) -> bool:
-    return re.fullmatch(r'\s*".*\S.*"\s*', response, re.DOTALL) is not None
+    text = response.strip()
+    return text[:1] == text[-1:] == '"' and bool(text[1:-1].strip())
 
 
 @check("punctuation:no_comma")

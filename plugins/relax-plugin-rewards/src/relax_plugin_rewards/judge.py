@@ -41,6 +41,10 @@ VERDICTS = "verdicts"
 """Prefix of the names of score parts that describe verdicts. These parts are logged, and are not rewards."""
 T = TypeVar("T")
 _PLACE = re.compile(r"\{(\w+)\}")
+_OBJECT = re.compile(r'\{(?=\s*")')
+"""The beginning of a JSON object with a key."""
+_MOST_BROKEN = 1000
+"""Number of broken JSON objects after which the rest of an answer is not read: each one may cost a pass over the answer."""
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w])")
 
 
@@ -294,15 +298,16 @@ def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a text, without objects inside of objects."""
-    decoder, at = json.JSONDecoder(), text.find("{")
-    while at >= 0:
+    """Yield the JSON objects in a text, without empty objects and without objects inside of objects."""
+    decoder, at, left = json.JSONDecoder(), 0, _MOST_BROKEN
+    while left and (begin := _OBJECT.search(text, at)):
         try:
-            found, end = decoder.raw_decode(text, at)
+            found, at = decoder.raw_decode(text, begin.start())
             yield found
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = text.find("{", end)
+        except ValueError:
+            at, left = begin.end(), left - 1
+        except RecursionError:  # raised at each of the objects within, too
+            return
 
 
 def read(said: str, options: JudgeOptions) -> float:

@@ -14,9 +14,9 @@ from relax_plugin_rewards.answers import boxes
 from relax_plugin_rewards.units import unit_name
 from relax_plugin_rewards.values import Unread, Value, read
 
-_ANSWER = re.compile(r"(?i)\b(?:final\s+)?(?:answer|result)\**\s*(?:\bis\b|:|=)\s*\**\s*:?\s*([^\n]+)")
+_ANSWER = re.compile(r"(?i)\b(?:final\s+)?(?:answer|result)\**+\s*+(?:\bis\b|:|=)\s*+\**+\s*+:?\s*+([^\n]++)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_BETWEEN = re.compile(r"[\s,;$]*(?:and|or)?[\s,;$]*")
+_BETWEEN = re.compile(r"[\s,;$]*+(?:and|or)?[\s,;$]*+")
 _JOINING = re.compile(r"(?:[-+*/=<>^,;(\[]|\\[a-z]+|\band|\bor|^and|^or|^[<>=]+)$", re.IGNORECASE)
 _MOST_WORDS, _MOST_TRIED = 16, 8
 _MOST_SEARCHED = 2000

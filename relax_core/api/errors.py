@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -81,11 +82,26 @@ def disk_error(path: str | Path, error: OSError, what: str = "", then: str = "")
     `what` goes before the path in the message; `then` says how to continue once the cause is fixed.
     """
     place, why = f"{what}{': ' * bool(what)}{path}", error.strerror or str(error)
+    then = then or continuing(path) or "run the command again"
     if error.errno not in NO_ROOM:
-        then = then or "run the command again, or continue a started run with `relax resume`"
         return InfrastructureError(f"{place}: {why}; fix the cause, then {then}")
-    then = then or "continue with `relax resume`; everything written before is readable"
     return DiskFull(f"{place}: no space left to write ({why}{_free_there(Path(path))}); free some, then {then}")
+
+
+def continuing(path: str | Path) -> str:
+    """Say how to continue the run to which a path belongs; "" if it belongs to none.
+
+    `relax resume` needs a checkpoint, or a run with stages.
+    """
+    path = Path(path).absolute()
+    for run in reversed((path, *path.parents)):  # the outermost folder, since stages look like runs
+        with suppress(OSError):
+            if not (run / "checkpoints").is_dir() or not (run / "config.toml").is_file():
+                continue
+            if (run / "stages").is_dir() or any(run.glob("checkpoints/step-*/state.json")):
+                return f"`relax resume {run}`; everything written before is readable"
+            return f"repeat the command with `--run-dir {run} --resume`, because the run has no checkpoint yet"
+    return ""
 
 
 def _free_there(path: Path) -> str:

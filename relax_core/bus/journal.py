@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relax_core.api.batch import AttemptId
-from relax_core.api.errors import NO_ROOM, DiskFull, InfrastructureError
+from relax_core.api.errors import NO_ROOM, DiskFull, InfrastructureError, continuing
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.ledger_file import FILE, journal_mode, note_incarnation
@@ -293,7 +293,7 @@ class LedgerJournal:
                 os.replace(partial, target)
                 sync_to_disk(target.parent)
             except (sqlite3.Error, OSError) as error:
-                fix = "free space, or move the run to another disk, then `relax resume` it"
+                fix = f"free space, or move the run to another disk, then {continuing(target) or '`relax resume` it'}"
                 raise _kind(error)(f"{target}: {error}; {fix}") from error
 
     def remember(self, version: Version) -> RememberedRecord:
@@ -389,7 +389,7 @@ class LedgerJournal:
         self._db.close()
 
     def _error(self, what: str, error: Exception) -> InfrastructureError:
-        fix = "free space or fix permissions there, then `relax resume` the run"
+        fix = f"free space or fix permissions there, then {continuing(self.path) or '`relax resume` the run'}"
         return _kind(error)(f"{self.path}: can't {what} the ledger ({error}); {fix}")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_core.api.errors import InfrastructureError, disk_error
+from relax_core.api.errors import InfrastructureError, continuing, disk_error
 from relax_core.api.modality import PlaceholderSpan, ProcessedMedia
 from relax_core.api.weights import combined_fingerprint
 from relax_core.tensor_files.mapped_files import read_or_map, write_whole
@@ -174,7 +174,7 @@ def write_media_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, path.with_suffix(f".{os.getpid()}"), parts, durable=True)
     except OSError as error:
-        then = "`relax resume` the run (rollout.media_store_mb bounds the store)"
+        then = f"{continuing(path) or '`relax resume` the run'} (rollout.media_store_mb bounds the store)"
         raise disk_error(path, error, "media store", then) from error
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, disk_error
+from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, continuing, disk_error
 from relax_core.api.events import CheckpointSaved, Logged
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
@@ -177,11 +177,11 @@ class Checkpoints:
         try:
             yield
         except (OSError, InfrastructureError) as error:
-            resume = f"`relax resume {self._context.run_dir}`"
+            resume = continuing(self._context.run_dir) or f"`relax resume {self._context.run_dir}`"
             if isinstance(error, OSError):  # measure the free space before the partial files are removed
-                error = disk_error(partial, error, then=f"{resume}; earlier checkpoints are intact")
+                error = disk_error(partial, error, then=resume)
             shutil.rmtree(partial, ignore_errors=True)
-            then = "" if "`relax resume" in str(error) else f", then {resume}"
+            then = "" if resume in str(error) else f", then {resume}"
             kind = DiskFull if isinstance(error, DiskFull) else InfrastructureError
             raise kind(f"checkpoint {self._root / f'step-{version.step:06d}'}: {error}{then}") from error
 

@@ -194,6 +194,9 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == HELLO:
             self._greet(number, parts[0])
         elif kind in (CALL, STREAM):
+            if number in self._serving:
+                self._refuse(f"a second request with the number {number}")
+                return
             self._serving[number] = task = asyncio.ensure_future(self._serve(number, kind, parts))
             task.add_done_callback(lambda _: self._served(number))
         elif kind == CANCEL:

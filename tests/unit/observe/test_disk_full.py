@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that is really full: one clear error, and everything written before it stays readable."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.api.errors import disk_error
+from relax_core.control.stages import resumable_step
 from relax_core.observe.run_directory import RunDirectory
 
 FILL = """
@@ -18,6 +21,8 @@ from random import Random
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import RunStarted, SamplesScored, StepFinished
 from relax_core.observe.recorder import Recorder
+from relax_core.api.errors import disk_error
+from relax_core.control.stages import resumable_step
 from relax_core.observe.run_directory import RunDirectory
 
 random = Random(1)
@@ -44,7 +49,8 @@ def fill(folder, **more):
 
 def check(done, run_dir):
     assert done.returncode == 4, done.stderr
-    assert str(run_dir) in done.stdout and "no space left" in done.stdout and "relax resume" in done.stdout
+    assert str(run_dir) in done.stdout and "no space left" in done.stdout
+    assert f"--run-dir {run_dir} --resume`, because the run has no checkpoint" in done.stdout, "which resume refuses"
     run = RunDirectory.open(run_dir)
     steps = [line["step"] for line in run.metrics()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 5
@@ -83,3 +89,23 @@ def test_a_file_that_may_not_grow_is_the_same_error(tmp_path):
     run = check(fill(tmp_path, preexec_fn=limited), tmp_path / "run")
     assert "metrics.jsonl" in run.read("summary")["error"]
     assert Path(run.path / "metrics.jsonl").stat().st_size <= 100_000
+
+
+def test_a_full_disk_advises_what_continues_the_run(tmp_path):
+    full, run = OSError(errno.ENOSPC, "full"), tmp_path / "run"
+    assert "free some, then run the command again" in str(disk_error(tmp_path / "run.bundle.tar.gz", full))
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    (run / "config.toml").touch()
+    for path in (run / "metrics.jsonl", run / "checkpoints" / ".partial" / "files.json"):
+        assert f"repeat the command with `--run-dir {run} --resume`" in str(disk_error(path, full))
+        assert resumable_step(run) is None, "resume would be refused"
+    (run / "checkpoints" / "step-000002" / "state.json").touch()
+    assert (
+        f"free some, then `relax resume {run}`" in str(disk_error(run / "metrics.jsonl", full))
+        and resumable_step(run) == 2
+    )
+    stage = tmp_path / "staged" / "stages" / "0-first"
+    for folder in (stage, tmp_path / "staged"):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.toml").touch()
+    assert f"`relax resume {tmp_path / 'staged'}`" in str(disk_error(stage / "metrics.jsonl", full))

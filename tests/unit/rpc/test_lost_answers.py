@@ -14,7 +14,7 @@ from relax_core.api.bus import Bus, ClaimRequest
 from relax_core.api.role import SystemClock
 from relax_core.bus.service import BusService, open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.rpc.connection import Connection, RpcServer, connect, proxy
+from relax_core.rpc.connection import CALL, Connection, RpcServer, connect, proxy
 from relax_core.testing.bus_fixture import FIRST, SETTINGS, START, WAIT_S, BusFixture
 
 LONG_S = 60.0
@@ -127,3 +127,28 @@ async def test_a_put_whose_producer_died_keeps_no_credit(bus: BusService, server
         while (bus.queue.credits.rows, bus.queue.credits.bytes) != (0, 0):
             await asyncio.sleep(0.01)
     again.close()
+
+
+async def test_a_caller_that_repeats_the_number_of_an_open_call_is_disconnected() -> None:
+    ends, faults = asyncio.Event(), list[dict[str, Any]]()
+
+    async def call(method: str, args: Sequence[Any]) -> None:
+        await ends.wait()
+
+    server = RpcServer(call)
+    await server.open()
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    connection = await connect(server.address, "hub")
+    assert connection is not None
+    (served,) = server._connections
+    first = asyncio.create_task(connection.call("first", ()))
+    await asyncio.sleep(0)
+    connection._send(connection._numbers, CALL, ["second", [], {}])
+    with pytest.raises(ConnectionError):
+        await first
+    assert served._why_lost == f"it sent a second request with the number {connection._numbers}"
+    ends.set()
+    await asyncio.gather(*served._serving.values())
+    await asyncio.sleep(0)
+    assert not served._serving and not faults
+    server.close()

@@ -315,6 +315,7 @@ def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Pa
     listening("unix", path)[0].close()
     server = ControlServer(RunView(path), "127.0.0.1:0", TOKEN)
     assert server._server.config.http is HeadDeadline
+    assert server._server.config.limit_concurrency is None, "uvicorn counts connections without a token"
     assert server.address.startswith("http://127.0.0.1:")
     server.stop()
     server.run()

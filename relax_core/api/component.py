@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args, get_origin
 
 from typing_extensions import TypeVar
@@ -54,6 +55,15 @@ class Configurable(Generic[OptionsT]):
 
     def __init__(self, options: OptionsT | None = None) -> None:
         self.options: OptionsT = options if options is not None else cast(OptionsT, self.options_model()())
+
+    def check_start(self, here: bool = True) -> None:
+        """Raise ImportError or ConfigError if an engine or trainer can't start; called in the component's interpreter.
+
+        Imports the packages that `start` needs, and loads no model. `here`: the component will start on this machine, so
+        its devices are checked too.
+        """
+        for module in self.preload:
+            import_module(module)
 
     @classmethod
     def options_model(cls) -> type[Options]:

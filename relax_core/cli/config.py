@@ -89,7 +89,7 @@ def init(
     reward: Annotated[str, typer.Option(help="Name of a reward; see `relax plugins list`.")] = "maths",
     full: Annotated[bool, typer.Option("--full", help="Write every key; unset keys become comments.")] = False,
 ) -> None:
-    """Write a commented configuration for a model and a task file, and check it as `relax train --dry-run` does.
+    """Write a commented configuration for a model and a task file, and check both.
 
     A turn of the policy is at most half of the model's context.
     """
@@ -98,6 +98,7 @@ def init(
     from relax_core.config.documentation import starter
     from relax_core.config.model_folder import bounded_context
     from relax_core.config.tables import RolloutTable
+    from relax_core.control.prepare import plan_run
 
     def relative(path: Path) -> str:
         """Return a path relative to the folder of OUT if it lies within, else absolute."""
@@ -117,7 +118,7 @@ def init(
     except OSError as error:
         raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "give the path of a writable file") from error
     say(out)
-    check_all([out], [])
+    check_all(plan_run([out], []))
     say(f"next: relax try {out}, then relax train {out}", err=True)
 
 

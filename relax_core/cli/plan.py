@@ -105,17 +105,31 @@ def _data_lines(planned: PlannedRun) -> Iterator[str]:
             yield from (f"data: {text}" for text in (f"{stage.config.data.train}: {opened}", *opened.compared))
 
 
-def check_all(sources: Sequence[Source], overrides: Sequence[str]) -> tuple[str, ...]:
-    """Make every check of `relax train --dry-run`; return its notices, graph, tools and data as lines.
+def check_all(planned: PlannedRun) -> tuple[str, ...]:
+    """Check sinks, tools and data as a run does; return notices, graph, tools and data as lines. Raises RelaxError."""
+    from relax_core.control.prepare import check_sinks
 
-    Raises RelaxError for everything that a run would refuse before it starts a process.
-    """
-    from relax_core.control.prepare import check_sinks, plan_run
-
-    planned = plan_run(sources, overrides)
     check_sinks(planned.composed.config, planned.catalogue)
     notices = (f"note: {notice}" for notice in planned.composed.notices)
     return (*notices, *_graph_lines(planned), *tool_lines(planned), *_data_lines(planned))
+
+
+def dry_run(sources: Sequence[Source], overrides: Sequence[str]) -> None:
+    """Make every check of a configuration, start nothing, and print the graph, tools and data if nothing is wrong."""
+    from relax_core.config.compose import naming_stage
+    from relax_core.control.prepare import plan_run
+    from relax_core.diagnostics.doctor import check_starts
+
+    planned = plan_run(sources, overrides)
+    lines = check_all(planned)
+    say("relax: importing the engine and the trainer, each in its own interpreter", err=True)
+    for at, stage in enumerate(planned.stages):
+        with naming_stage(at if stage.name else None):
+            for one in check_starts(stage.config, planned.catalogue, stage.plan):
+                if one.wrong:
+                    raise ConfigError(one.table, f"{one.what}: {one.wrong}", one.fix)
+    for line in lines:
+        say(line)
 
 
 def plan(

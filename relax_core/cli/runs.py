@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.detached import start_detached
-from relax_core.cli.plan import check_all
+from relax_core.cli.plan import dry_run as check_only
 from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, asking, print_json, print_table, say, split
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
@@ -90,8 +90,7 @@ def train(
     overrides += [f"run.runner={runner}"] if runner else []
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
-        for line in check_all(sources, overrides):
-            say(line)
+        check_only(sources, overrides)
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
     elif continues and run_dir is not None and (run_dir / "config.toml").exists():

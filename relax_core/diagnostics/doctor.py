@@ -15,8 +15,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +28,39 @@ from packaging.specifiers import SpecifierSet
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.plan import Plan
-from relax_core.config.run_config import RunConfig
+from relax_core.config.run_config import BackendChoice, RunConfig
 from relax_core.control.data_check import open_data
+from relax_core.control.placement import has_gpus
 from relax_core.control.prepare import PlannedRun, plan_run
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
 
-PROBE_S = 120.0
+PROBE_S = 600.0
+"""Most seconds that a child process may take to import packages, on a busy machine too."""
 SETUP, MACHINE = 2, 4
 """Exit codes for a problem of the installation or configuration, and for a problem of the machine."""
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 << 30, 1 << 30, 256 << 20
 """Free bytes that even the smallest runs need; torch alone takes half a gigabyte per process."""
-PACKAGES = """
+START = """
 import json, sys
+from relax_core.api.component import Chosen
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.diagnostics.doctor import unmet
 from relax_core.registry.catalogue import Catalogue
-distribution, kind, name, *files = json.loads(sys.argv[1])
-Catalogue.load(files).target(kind, name)
-print(json.dumps(unmet(distribution) if distribution else []))
+here, components, *files = json.loads(sys.argv[1])
+catalogue, found = Catalogue.load(files), []
+for distribution, *chosen in components:
+    wrong, fix, chosen = "; ".join(unmet(distribution)) if distribution else "", "", Chosen(*chosen)
+    try:
+        with catalogue.authored(chosen):
+            wrong or catalogue.build(chosen).check_start(here)
+    except ConfigError as error:
+        wrong, fix = f"{error.field}: got {error.got}", error.fix
+    except RelaxError as error:
+        wrong = str(error)
+    found.append([wrong, fix])
+print(json.dumps(found))
 """
 
 
@@ -208,7 +224,9 @@ def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
     command = [executable, "-c", script, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {PROBE_S:.0f} s"
+    except OSError as error:
         return "", f"{type(error).__name__}: {error}"
     if done.returncode:
         return "", (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
@@ -226,7 +244,9 @@ def _configuration(planned: PlannedRun) -> Iterator[Finding]:
     yield from (Finding("plan", note) for note in (*planned.composed.notices, *plan.notes))
     if planned.recipe is None:
         yield from _run_files(config, catalogue, plan)
-    yield from _interpreters(config, catalogue)
+    for one in check_starts(config, catalogue, plan):
+        detail = f"{one.what}: {one.wrong or 'its packages can be imported'}"
+        yield Finding(one.table, detail, one.fix, SETUP if one.wrong else 0)
 
 
 def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[Finding]:
@@ -243,19 +263,51 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
     yield from (Finding("data", text) for text in (f"{config.data.train}: {data}", *data.compared))
 
 
-def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Check that each engine's and the trainer's `python` has the plugin and its packages."""
-    pools = [(f"engines.{at}", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
-    for table, choice in (("engine", config.engine), ("trainer", config.trainer), *pools):
-        found = catalogue.find(choice.chosen.kind, choice.chosen.name)
-        executable = str(choice.python or sys.executable)
-        distribution = found.distribution if found.version else ""  # a single-file plugin declares no packages
-        asked = json.dumps([distribution, choice.chosen.kind, choice.chosen.name, *map(str, config.plugins)])
-        said, failure = probe(executable, PACKAGES, asked)
-        wrong = failure or "; ".join(json.loads(said))
-        fix = f"{executable} -m pip install --upgrade {distribution}" if wrong else ""
-        detail = f"{choice.name} under {executable}: {wrong or 'its packages are installed'}"
-        yield Finding(table, detail, fix, SETUP if wrong else 0)
+@dataclass(frozen=True, slots=True)
+class StartCheck:
+    """The result of one check that an engine, a trainer or the placement can start."""
+
+    table: str
+    what: str
+    wrong: str = ""
+    """The problem; empty if there is none."""
+    fix: str = ""
+
+
+def check_starts(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[StartCheck]:
+    """Import each engine and the trainer in its own interpreter, and look for the GPUs that the run needs.
+
+    On Ray the components start on other machines, so GPUs are not checked.
+    """
+    here = config.run.runner != "ray"
+    gpus = sorted({name for group in plan.groups.values() for name in group.devices if name.startswith("gpu:")})
+    if here and gpus and not has_gpus():
+        fix = "set the keys gpus_per_engine and gpus_per_rank of [placement] to 0, or leave them out"
+        yield StartCheck("placement", ", ".join(gpus), "this machine has no GPU", fix)
+    pools = [(f"engines.{at}.engine", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
+    choices = [("engine", config.engine)] * ("rollout" in plan.roles) + [("trainer", config.trainer), *pools]
+    groups: dict[str, list[tuple[str, BackendChoice]]] = {}
+    for table, choice in choices:
+        groups.setdefault(str(choice.python or sys.executable), []).append((table, choice))
+
+    def check(executable: str) -> list[StartCheck]:
+        components, distributions = [], []
+        for _, choice in groups[executable]:
+            found = catalogue.find(choice.chosen.kind, choice.name)
+            distributions.append(found.distribution if found.version else "")  # a single-file plugin has no packages
+            components.append([distributions[-1], choice.chosen.kind, choice.name, choice.chosen.options])
+        said, failure = probe(executable, START, json.dumps([here, components, *map(str, config.plugins)]))
+        results = [(failure, "")] * len(components) if failure else json.loads(said)
+        pip = f"{executable} -m pip install --upgrade"
+        return [
+            StartCheck(table, f"{choice.name} under {executable}", wrong, wrong and (fix or f"{pip} {distribution}"))
+            for (table, choice), distribution, (wrong, fix) in zip(
+                groups[executable], distributions, results, strict=True
+            )
+        ]
+
+    with ThreadPoolExecutor() as threads:
+        yield from chain.from_iterable(threads.map(check, groups))
 
 
 def _refused(name: str, error: RelaxError) -> Iterator[Finding]:

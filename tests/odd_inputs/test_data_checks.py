@@ -15,6 +15,7 @@ from relax_core.control import data_identity
 from relax_core.control.data_check import open_data
 from relax_core.control.planner import plan
 from relax_core.control.prepare import prepare, prepare_resume
+from relax_core.diagnostics import doctor
 from relax_core.sampling.groups import Selection, make_sampler
 from tests.ascii_tokenizer import save_ascii_tokenizer
 
@@ -23,6 +24,11 @@ ROWS = [
     {"prompt": "2+2=", "answer": "4", "kind": "sum"},
     {"prompt": "x" * 50, "answer": "?", "kind": "long"},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _imports_no_backend(monkeypatch):
+    monkeypatch.setattr(doctor, "check_starts", lambda *_: ())
 
 
 @pytest.fixture

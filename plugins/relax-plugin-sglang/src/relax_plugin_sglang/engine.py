@@ -7,12 +7,15 @@ SGLang fuses weights in its own layout, so weight fingerprints are compared only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_core.api.engine import Capabilities, EngineSpec
 from relax_core.engine_kit.stepped_engine import SteppedEngine, Stepper
 from relax_plugin_sglang.environment_variables import on_gpu, prepare
 from relax_plugin_sglang.options import SglangOptions
+
+if TYPE_CHECKING:
+    from relax_plugin_sglang.model import Sglang
 
 
 class SglangEngine(SteppedEngine[SglangOptions]):
@@ -32,14 +35,23 @@ class SglangEngine(SteppedEngine[SglangOptions]):
         prepare()
         return {"device": "cuda" if on_gpu() else "cpu"}
 
+    def check_start(self, here: bool = True) -> None:
+        prepare()
+        _stepper_class()
+
     def make(self, spec: EngineSpec) -> Stepper:
-        if not on_gpu():
-            from relax_plugin_sglang.cpu_stand_ins import install
-
-            install(gpu=False)
-        from relax_plugin_sglang.model import Sglang
-
-        return Sglang(spec, self.options)
+        return _stepper_class()(spec, self.options)
 
     def layout(self) -> str:
         return f"sglang {self._dtype} on {'cuda' if on_gpu() else 'cpu'}"
+
+
+def _stepper_class() -> type[Sglang]:
+    """Import SGLang, on a machine without a GPU with stand-ins for the packages that need CUDA."""
+    if not on_gpu():
+        from relax_plugin_sglang.cpu_stand_ins import install
+
+        install(gpu=False)
+    from relax_plugin_sglang.model import Sglang
+
+    return Sglang

@@ -32,6 +32,13 @@ class TorchTrainer(RankTrainer["Rank", TorchOptions]):
         "relax_plugin_torch.rank", "transformers.modeling_utils", "transformers.masking_utils",
     )  # fmt: skip
 
+    def check_start(self, here: bool = True) -> None:
+        from relax_core.trainer_kit.setup import choose_device
+
+        super().check_start(here)
+        if here:
+            choose_device(self.options.device)
+
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
         """Split rows into micro-batches; all ranks of a tensor-parallel group get the same rows."""
         group_size = self.options.tensor_parallel

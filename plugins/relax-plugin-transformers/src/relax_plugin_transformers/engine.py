@@ -45,6 +45,13 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
     _weights: Resident
     _adapters: Adapters
 
+    def check_start(self, here: bool = True) -> None:
+        from relax_plugin_transformers.loading import choose_device
+
+        super().check_start(here)
+        if here:
+            choose_device(self.options.device)
+
     def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
         return estimate(spec, self.options, work)
 

@@ -64,7 +64,7 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
     config = read_config(model)
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    device = _device(options.device)
+    device = choose_device(options.device)
     path = str(model["path"])
     transformers.utils.logging.disable_progress_bar()
     towers = any(config.get(name) for name in _TOWERS)
@@ -100,7 +100,8 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
     return module.to(device).eval()
 
 
-def _device(wanted: str) -> str:
+def choose_device(wanted: str) -> str:
+    """Return `cpu` or `cuda`. Raises ConfigError for `cuda` without a GPU."""
     import torch
 
     if wanted == "cuda" and not torch.cuda.is_available():

@@ -8,6 +8,7 @@ same layout. On a CPU most weights can't be read back, so the receipt proves onl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar
 
 from relax_core.api.engine import Capabilities, EngineSpec
@@ -40,6 +41,10 @@ class VllmEngine(SteppedEngine[VllmOptions]):
             raise ConfigError("engine.pipeline_parallel", stages, fix)
         prepare()
         return {"device": "cuda" if on_gpu() else "cpu"}
+
+    def check_start(self, here: bool = True) -> None:
+        prepare()
+        import_module("relax_plugin_vllm.model")
 
     def make(self, spec: EngineSpec) -> Stepper:
         from relax_plugin_vllm.model import Vllm

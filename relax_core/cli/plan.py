@@ -456,7 +456,8 @@ def _agent_lines(agent: dict[str, Any]) -> Iterator[str]:
     if agent:
         yield f"  calls: {', '.join(f'{count} {reason}' for reason, count in agent['calls'].items()) or 'none'}"
     for fork in agent.get("forks", ()):
-        yield f"  call {fork['call'] + 1} is {fork['reason']}: {fork['why']}"
+        equals = f" (call {fork['equals'] + 1})" if "equals" in fork else ""
+        yield f"  call {fork['call'] + 1} is {fork['reason']}{equals}: {fork['why']}"
     if ignored := agent.get("overridden"):
         yield f"  the run's settings replace the client's: {', '.join(ignored)}"
 

@@ -238,7 +238,9 @@ def kept_apart(
     if not run.eval.sets:
         num_held, left, step = sum(len(one.indices) for one in sets.values()), len(train), run.rollout.groups_per_step
         if left < max((overlap.size + num_held) / 2, step):
-            text = f"{overlap.size + num_held} tasks: {num_held} are held out, {overlap.size - left} equal a held-out task"
+            text = (
+                f"{overlap.size + num_held} tasks: {num_held} are held out, {overlap.size - left} equal a held-out task"
+            )
             fix = "lower eval.size, name [[eval.sets]], or lower rollout.groups_per_step"
             said.append(("warning", f"{text}, {left} remain to train on, and a step takes {step}; {fix}"))
     if overlap.searched < overlap.size:

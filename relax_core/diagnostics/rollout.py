@@ -23,7 +23,7 @@ from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.diagnostics.sample_parquet import check_pyarrow, write_parquet
-from relax_core.diagnostics.try_run import ignore, local_workers, single_role
+from relax_core.diagnostics.try_run import ignore, local_workers, played_facts, single_role
 from relax_core.observe.console import run_to_end
 from relax_core.observe.files import check_new_folder, disk_errors, write_text
 from relax_core.observe.redaction import Redactor
@@ -141,4 +141,7 @@ async def _sample_each(worker: RolloutWorker, size: int, left: Iterator[int], fi
     for number in left:
         issue = Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size)))
         group = await worker.make(issue, worker.engines.newest())
-        file.append(records(await worker.score([group])))
+        scored = await worker.score([group])
+        played = (sample for one in scored for _, sample, _ in one.samples)
+        pairs = zip(records(scored), played, strict=True)
+        file.append(tuple({**record, **played_facts(sample, worker.family)} for record, sample in pairs))

@@ -21,7 +21,12 @@ BLOCK_ROWS, BLOCK_BYTES = 4096, 16 << 20
 CONVERSATIONS = ("prompt", "messages")
 OBJECTS = (*CONVERSATIONS, "rewards")
 """Columns whose objects may lose null keys: in a table, an object has the keys of all rows, and readers skip nulls."""
-TEXTS, COUNTS = ("schema", "task_id", "response", "outcome"), ("group_id", "sample_index", "attempt", "num_tokens")
+FREE = ("info", "nodes")
+"""Columns of any plain data, which become JSON text."""
+TEXTS, COUNTS = (
+    ("schema", "task_id", "response", "outcome", *FREE),
+    ("group_id", "sample_index", "attempt", "num_tokens"),
+)
 """Columns whose type does not depend on the samples; `reward` is a number with a fraction."""
 
 
@@ -37,8 +42,8 @@ def check_pyarrow() -> None:
 def write_parquet(samples: Path, out: Path) -> None:
     """Write the samples of a file of JSON lines to `out`, which appears when it is complete.
 
-    Arguments of tool calls become JSON text. If a message has parts, every content becomes a list of parts. Raises
-    ConfigError naming a column whose values a table cannot hold unchanged.
+    Arguments of tool calls, `info` and `nodes` become JSON text. If a message has parts, every content becomes a list of
+    parts. Raises ConfigError naming a column whose values a table cannot hold unchanged.
     """
     from pyarrow import parquet
 
@@ -104,7 +109,9 @@ def _blocks(samples: Path, in_parts: bool) -> Iterator[list[dict[str, Any]]]:
     with disk_errors(samples), samples.open("rb") as file:
         for line in file:
             row = json.loads(line)
-            rows.append({**row, **{name: _uniform(row[name], in_parts) for name in CONVERSATIONS if name in row}})
+            said = {name: _uniform(row[name], in_parts) for name in CONVERSATIONS if name in row}
+            free = {name: json.dumps(row[name], ensure_ascii=False) for name in FREE if name in row}
+            rows.append({**row, **said, **free})
             size += len(line)
             if len(rows) == BLOCK_ROWS or size >= BLOCK_BYTES:
                 yield rows

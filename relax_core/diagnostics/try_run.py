@@ -106,13 +106,23 @@ async def try_tasks(
 
 
 def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
-    """Return a sample's nodes as JSON data: parent node, text, number of tokens and of trained tokens."""
-    trained = _trained(trajectory)
+    """Return a sample's nodes as JSON data: parent node, text, number of tokens and of trained tokens, named context."""
+    trained, contexts = _trained(trajectory), trajectory.contexts
     return [
         {"parent": node.parent, "sampled": node.sampled, "text": family.decode(node.tokens), "tokens": len(node.tokens),
-         "trained": len(node.tokens) if id(node) in trained else 0, "discarded": node.discarded}
+         "trained": len(node.tokens) if id(node) in trained else 0, "discarded": node.discarded,
+         **({"context": contexts[node.turn]} if contexts and node.turn >= 0 else {})}
         for node in trajectory.forest
     ]  # fmt: skip
+
+
+def played_facts(trajectory: Trajectory, family: ModelFamily) -> dict[str, Any]:
+    """Return a sample's `info`, and its `nodes` if it has several branches; fields without content are left out."""
+    facts: dict[str, Any] = {"info": dict(trajectory.info)} if trajectory.info else {}
+    forest = trajectory.forest
+    if len(forest) > 1 + len({node.parent for node in forest} - {None}):  # several nodes without a successor
+        facts["nodes"] = nodes(trajectory, family)
+    return facts
 
 
 def shown_tokens(trajectory: Trajectory, family: ModelFamily) -> dict[str, Any]:

@@ -374,12 +374,17 @@ async def test_a_summary_explains_each_call_that_began_a_branch_of_its_own() -> 
         await client.ask(user("a"), assistant("mine"), user("b"))
         await client.ask(user("z"))
         await client.ask(user("z"), tools=(FIND,))
+        await client.ask(user("z"))
+        await client.ask(user("a"), assistant("one"), user("c"))
         client.history.begin(ModelRequest((user("y"),), (FIND,), overridden=("top_p", "seed")))
         told.update(json.loads(json.dumps(client.history.summary())))
 
-    await sample(agent, "one", "two", "three", "four", "five", "six")
-    assert told["calls"] == {"first": 1, "continued": 1, "branched": 1, "rewritten": 1, "new": 2, "tools": 1}
+    await sample(agent, "one", "two", "three", "four", "five", "six", "seven", "eight")
+    assert told["calls"] == {
+        "first": 1, "continued": 1, "branched": 1, "rewritten": 1, "new": 2, "tools": 1, "repeated": 2,
+    }  # fmt: skip
     assert [(fork["call"], fork["reason"]) for fork in told["forks"]] == [
-        (2, "branched"), (3, "rewritten"), (4, "new"), (5, "tools"), (6, "new"),
+        (2, "branched"), (3, "rewritten"), (4, "new"), (5, "tools"), (6, "repeated"), (7, "repeated"), (8, "new"),
     ]  # fmt: skip
+    assert [fork["equals"] for fork in told["forks"] if "equals" in fork] == [4, 2]
     assert all(fork["why"] for fork in told["forks"]) and told["overridden"] == ["seed", "top_p"]

@@ -47,7 +47,9 @@ def test_all_samples_are_in_the_table_with_types_that_do_not_depend_on_them(
     monkeypatch.setattr(sample_parquet, "BLOCK_ROWS", 2)
     failed = {"reward": None, "answer": None, "outcome": "reward_timeout", "error": "too late"}
     samples = [sample(0, **failed), sample(1, **failed), sample(2, rewards={"maths": 1.0}), sample(3), sample(4)]
-    rows = stored(tmp_path, samples)
+    free = {"info": {"a": {}, "b": [1, "x"]}, "nodes": [{"parent": None}, {"parent": 0}]}
+    rows = stored(tmp_path, [*samples[:3], {**samples[3], **free}, samples[4]])
+    assert {name: json.loads(rows[3].pop(name)) for name in free} == free
     assert [{key: value for key, value in row.items() if value is not None} for row in rows] == [
         {key: value for key, value in one.items() if value is not None} for one in samples
     ]

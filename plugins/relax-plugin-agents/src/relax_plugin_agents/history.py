@@ -31,6 +31,8 @@ FORKS = {
     "tools": "its tools or its context match no earlier call",
     "rewritten": "an answer in its history differs from the policy's answer; it becomes plain text and is not trained",
     "branched": "an earlier call already continued from the same answer",
+    "repeated": "its messages equal those of an earlier call and it was not marked as a retry, so it is another answer to "
+    "the same prompt, as in parallel sampling",
 }
 """Reasons for which a call starts a new branch, each with an explanation."""
 
@@ -135,7 +137,7 @@ class History:
             ids = state.ids | {given.id: own.id for given, own in pairs}
             if rest:
                 branch.observe(Observation(messages=tuple(_with_own_ids(rest, ids))))
-        reason = self._reason(state, rest, digests)
+        reason = "repeated" if self._asked[history] > 1 else self._reason(state, rest, digests)
         call = Call(
             name, call_key(request), branch, reason, history, request.context, request.stop, ids=ids, before=state
         )
@@ -171,11 +173,19 @@ class History:
     def summary(self) -> dict[str, Any]:
         """Describe the calls as JSON data: counts by reason, calls that began a new branch, overridden settings."""
         forks = [
-            {"call": number, "reason": call.reason, "why": FORKS[call.reason]}
+            {"call": number, "reason": call.reason, "why": FORKS[call.reason], **self._equal(number, call)}
             for number, call in enumerate(self.calls)
             if call.reason in FORKS
         ]
         return {"calls": self.reasons(), "forks": forks, "overridden": sorted(self._overridden)}
+
+    def _equal(self, number: int, call: Call) -> dict[str, int]:
+        """Return `equals` with the number of the first call whose request equals that of a repeated call."""
+        if call.reason != "repeated":
+            return {}
+        asked = call.name.rpartition("/")[0]
+        equal = (at for at, one in enumerate(self.calls[:number]) if one.name.startswith(f"{asked}/"))
+        return {"equals": first} if (first := next(equal, None)) is not None else {}  # the first may have been refused
 
     def _longest(self, digests: Sequence[str], messages: Sequence[Message]) -> tuple[int, Call | None]:
         """Return the length of the longest prefix of a history that ends with an answer, and the answer's call.

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import typer.main
+from cookiecutter.main import cookiecutter
 
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
 from relax_core.control.prepare import known_recipes
-from relax_core.registry.templates import bake
+from relax_core.registry.templates import bake, template_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -195,6 +196,25 @@ def test_the_algorithm_that_is_shown_becomes_the_package_that_is_shown(tmp_path:
     assert project in (package / "pyproject.toml").read_text()
     (plugin,) = (one.code for one in snippets(page, "python") if "relax_plugin_lite_ppo.algorithm" in one.code)
     assert (package / "src/relax_plugin_lite_ppo/plugin.py").read_text().endswith(plugin)
+
+
+def test_the_template_makes_the_same_project_with_cookiecutters_own_command(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "cookiecutter.md"
+    (line,) = (
+        line for one in snippets(page, "sh") for line in one.code.splitlines() if line.startswith("cookiecutter ")
+    )
+    given = dict(word.split("=") for word in shlex.split(line)[3:])
+    ours = bake(given["kind"], given["name"], tmp_path / "ours")
+    (tmp_path / "settings.yaml").write_text(f"replay_dir: {tmp_path}\ncookiecutters_dir: {tmp_path}\n")
+    cookiecutter(
+        str(template_of(given["kind"])), no_input=True, extra_context=given, output_dir=str(tmp_path / "theirs"),
+        config_file=str(tmp_path / "settings.yaml"),
+    )  # fmt: skip
+    made = [path.relative_to(ours) for path in ours.rglob("*") if path.is_file()]
+    theirs = tmp_path / "theirs" / ours.name
+    assert {path: (theirs / path).read_text() for path in made} == {path: (ours / path).read_text() for path in made}
+    shown = set(re.findall(r"^\| `([\w./]+)` \| (?!the kind|the function|the name)", page.read_text(), re.MULTILINE))
+    assert shown <= set(map(str, made)) and len(made) - len(shown) == 2, "all files but __init__.py and .gitignore"
 
 
 def test_the_pages_have_snippets_to_test() -> None:

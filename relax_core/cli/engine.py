@@ -81,7 +81,7 @@ def _host(files: list[str], overrides: list[str], token: str) -> EngineHost:
     if not (model / "config.json").is_file():
         raise ConfigError("model.path", str(model), "name the model folder of the run, or a copy, on this machine")
     engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
-    resolved = [tuple(plugin) for plugin in catalogue.resolved()]
+    resolved = [tuple(plugin) for plugin in catalogue.resolved]
     spec = WorkerSpec(
         "engine", config.engine.chosen, str(config.engine.python or ""),
         {"OMP_NUM_THREADS": str(config.placement.rollout.threads or 1)}, preload=engine.preload,

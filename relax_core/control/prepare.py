@@ -276,7 +276,7 @@ def prepare(
         planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
         composed = planned.composed
         directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config.dump()))
-        directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
+        directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
         for at, stage in enumerate(planned.stages):  # later stages train an export of the first stage's shape
             checking = waiting_for("checking the template's tool calls and the memory of the run")
@@ -429,7 +429,7 @@ def make_launch(
         config=data,
         plan=plan,
         plugin_files=tuple(str(path) for path in config.plugins),
-        resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
+        resolved=tuple(tuple(plugin) for plugin in catalogue.resolved),
         functions=functions or {},
         epoch=epoch,
     )

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from relax_core.registry.loader import header
+
 _GIT_S = 5.0
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -45,7 +47,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def packages() -> dict[str, str]:
     """Return the installed distributions and their versions."""
-    described = (dist.metadata for dist in metadata.distributions())  # each access to `metadata` parses it again
+    described = map(header, metadata.distributions())
     found = {own["Name"]: own["Version"] for own in described if own["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 

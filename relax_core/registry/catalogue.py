@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,8 +197,9 @@ class Catalogue:
         """Add an observer: a function that gets every event for which there is a hook."""
         self._functions[name] = SimpleNamespace(**dict.fromkeys(HOOKS.values(), function))
 
+    @cached_property
     def resolved(self) -> tuple[ResolvedPlugin, ...]:
-        """List all loaded plugins with versions; classes passed from Python are sent to workers separately."""
+        """All loaded plugins with versions; classes passed from Python are sent to workers separately."""
         return resolve(self._records)
 
     def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
@@ -206,7 +207,7 @@ class Catalogue:
 
         `shared`: compare only plugins that both lists have; an engine's interpreter may have only the engine's plugins.
         """
-        compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
+        compare(self.resolved, [ResolvedPlugin(*plugin) for plugin in resolved], shared)
 
 
 def known_kind(name: str) -> Kind:

@@ -130,7 +130,7 @@ def checked(hook: str, offered: object) -> list[Component]:
 
 def installed(environ: Mapping[str, str]) -> Iterator[Record]:
     """Yield the record of every installed plugin, found by its metadata without an import, sorted by distribution."""
-    found = [(entry, entry.dist, _headers(entry.dist)) for entry in entry_points(group=GROUP) if entry.dist is not None]
+    found = [(entry, entry.dist, header(entry.dist)) for entry in entry_points(group=GROUP) if entry.dist is not None]
     for entry, dist, headers in sorted(found, key=lambda item: (str(item[2]["Name"]), item[0].name)):
         project = _editable_project(dist)
         record = Record(
@@ -151,7 +151,7 @@ def installed(environ: Mapping[str, str]) -> Iterator[Record]:
         yield replace(record, state=PluginState.SKIPPED, reason=reason) if reason else record
 
 
-def _headers(dist: Distribution) -> Message:
+def header(dist: Distribution) -> Message:
     """Parse only the header block of a distribution's metadata: every start reads many files, some very long."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     return HeaderParser().parsestr(text.partition("\n\n")[0])

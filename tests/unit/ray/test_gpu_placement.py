@@ -46,7 +46,7 @@ async def test_processes_that_share_a_gpu_see_the_same_one_and_a_process_with_tw
     from relax_core.runners.ray.workers import GpuPlacement, RayWorkers
 
     placement = GpuPlacement.request(SHARED)
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved)
     launch = Launch(f"placement-{os.getpid()}", "", {}, SHARED, (), resolved)
     workers, started = RayWorkers(launch, "rollout", 1, placement), list[Any]()
     try:
@@ -88,7 +88,7 @@ async def test_an_elastic_engine_has_room_of_its_own_on_nodes_with_the_labels_un
         return {name: one for name, one in placement_group_table().items() if one["state"] == "CREATED"}
 
     one = plan(rollout=(1, frozenset({"gpu:0"})))
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved)
 
     def workers(market: str, gpus: GpuPlacement | None = None) -> RayWorkers:
         config = {"placement": {"elastic_labels": {"market": market}}}

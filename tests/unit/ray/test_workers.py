@@ -40,7 +40,7 @@ def launch(number: int = 0, plugins: Any = ()) -> Launch:
 async def test_the_handle_of_a_replaced_worker_is_dropped(joined: None) -> None:
     from relax_core.runners.ray.workers import RayWorkers
 
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved)
     workers = RayWorkers(launch(70, resolved), "rollout", 1)
     for _ in range(2):
         (worker,) = await workers.start([spec("engine-0")], CALL_S)
@@ -56,7 +56,7 @@ async def begin(joined: None) -> AsyncIterator[Start]:
     """Starts workers of one run; they end with the test."""
     from relax_core.runners.ray.workers import RayWorkers
 
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved)
     started: list[Worker] = []
 
     async def start(*specs: WorkerSpec, plugins: Any = resolved) -> Any:
@@ -152,7 +152,7 @@ async def test_workers_end_with_the_process_that_started_them(joined: None) -> N
             (worker,) = await RayWorkers(own, "rollout", 1).start([one], CALL_S)
             return os.getpid(), worker.pid
 
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved)
     env = {"env_vars": {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}}
     owner = Owner.options(runtime_env=env).remote()
     pid, worker = await owner.begin.remote(launch(60, resolved), spec("engine-0"))

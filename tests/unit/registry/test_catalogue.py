@@ -180,14 +180,14 @@ def test_every_event_that_observers_get_has_its_hook():
 def test_the_same_plugins_verify(half):
     half()
     catalogue = load()
-    assert ResolvedPlugin("fake-half", "1.0", "") in catalogue.resolved()
-    catalogue.verify(catalogue.resolved())
-    catalogue.verify([list(plugin) for plugin in catalogue.resolved()])
+    assert ResolvedPlugin("fake-half", "1.0", "") in catalogue.resolved
+    catalogue.verify(catalogue.resolved)
+    catalogue.verify([list(plugin) for plugin in catalogue.resolved])
 
 
 def test_a_different_version_is_refused_naming_node_have_and_want(half):
     half()
-    want = [p._replace(version="2.0") if p.name == "fake-half" else p for p in load().resolved()]
+    want = [p._replace(version="2.0") if p.name == "fake-half" else p for p in load().resolved]
     import platform
 
     with pytest.raises(InfrastructureError, match=f"{platform.node()}: have 1.0, want 2.0"):
@@ -195,7 +195,7 @@ def test_a_different_version_is_refused_naming_node_have_and_want(half):
 
 
 def test_of_an_interpreter_of_its_own_only_what_both_have_is_compared(half):
-    want = load().resolved()
+    want = load().resolved
     half()
     have = load()
     with pytest.raises(InfrastructureError, match="fake-half.*have 1.0, want none"):

@@ -101,7 +101,7 @@ def test_two_files_of_one_name_are_two_plugins(site):
 
 def test_a_changed_file_no_longer_verifies(site):
     path = site.write("mine.py", ONE)
-    want = load(path).resolved()
+    want = load(path).resolved
     load(path).verify(want)
     path.write_text(path.read_text() + "\n")
     with pytest.raises(InfrastructureError, match=r"mine.py differs on node .*: have content \w+, want content \w+"):

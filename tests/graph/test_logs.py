@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.graph.conftest import SMALL, Relax
 
@@ -38,14 +41,17 @@ class Loud(GRPO):
 """
 
 
-def test_records_of_a_plugin_have_the_fields_of_their_work(tiny: Path, tmp_path: Path, relax: Relax) -> None:
+def test_records_of_a_plugin_have_the_fields_of_their_work(
+    tiny: Path, tmp_path: Path, relax_here: Relax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # a process of its own has none of pytest's
     (tmp_path / "loud.py").write_text(LOGGING)
-    done = relax(
+    done = relax_here(
         "train", tiny / "recipe.toml", *SMALL, "steps=1", "max_staleness=0", "checkpoint.every=0", 'plugins=["./loud.py"]',
         'rewards=["even"]', 'environment="asks"', 'algorithm="loud"', "--runner", "inline", "--run-dir", "run",
     )  # fmt: skip
     assert done.code == 0 and "trained" in done.err, "a warning is printed, too"
-    lines = relax("logs", "run", "--json", "--role", "driver").out.splitlines()
+    lines = relax_here("logs", "run", "--json", "--role", "driver").out.splitlines()
     records = [record for record in map(json.loads, lines) if record.get("logger") == "mine"]
 
     def of(message: str) -> list[dict[str, Any]]:

@@ -98,13 +98,13 @@ def test_a_float32_head_takes_room_for_its_weights(tmp_path):
 def test_a_deep_model_is_estimated_from_shallow_ones_as_from_all_its_layers(tmp_path, monkeypatch):
     """The head needs most with two layers, the blocks with many: the largest peak is not linear in the layers."""
     Qwen3Config(
-        vocab_size=49152, hidden_size=576, num_hidden_layers=12, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+        vocab_size=49152, hidden_size=576, num_hidden_layers=6, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
         intermediate_size=1536, max_position_embeddings=1024, tie_word_embeddings=True,
     ).save_pretrained(tmp_path)  # fmt: skip
     (tmp_path / "model.safetensors").touch()  # an estimate reads no weights
     spec, trainer = replace(spec_of(str(tmp_path)), tokens_per_micro_batch=2048), make_trainer()
     told = trainer.estimate(spec, Workload(8, 8, 40, 16))
-    monkeypatch.setattr(estimate, "SHALLOW", (12, 24))
+    monkeypatch.setattr(estimate, "SHALLOW", (6, 12))
     whole = trainer.estimate(spec, Workload(8, 8, 40, 16))
-    assert told.tensors("train") == pytest.approx(whole.tensors("train"), rel=0.01)
+    assert told.tensors("train") == pytest.approx(whole.tensors("train"), rel=1e-3)
     assert told.flops["train"] == pytest.approx(whole.flops["train"], rel=0.01)

@@ -16,15 +16,19 @@ SIZES = {
     "shared heads": Size(128, 384, 5, 4, 1000, 4, 4, 64, 96, kv_heads=1),
 }
 CASES = [
-    ("0.2M", Workload(4, 8, 64, 64), {}),
-    ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16"}),
     ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16", "head_dtype": "float32"}),
-    ("6M", Workload(2, 2, 64, 40), {}),
     ("0.2M", Workload(16, 8, 64, 16), {"max_prefill_tokens": 256}),  # batches that merge
     ("0.2M", Workload(12, 4, 40, 30), {"max_batch_rows": 12}),  # in turns
     ("1.5M", Workload(16, 1, 256, 4), {"attention": "eager"}),  # mostly prompts
     ("1.5M", Workload(2, 2, 700, 4), {"max_prefill_tokens": 512}),  # a prompt in parts
-]
+    *(
+        pytest.param(*case, marks=pytest.mark.faults)  # other sizes on the same way
+        for case in (
+            ("0.2M", Workload(4, 8, 64, 64), {}), ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16"}),
+            ("6M", Workload(2, 2, 64, 40), {}),
+        )
+    ),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

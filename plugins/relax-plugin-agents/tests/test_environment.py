@@ -237,6 +237,12 @@ def test_an_agent_asks_the_pools_that_its_table_names() -> None:
     assert Agent(AgentOptions(function="a:b")).needs_engines == ()
 
 
+def test_only_a_program_outside_of_a_sandbox_changes_files_of_the_user() -> None:
+    assert Agent(AgentOptions(function="a:b")).writes_anywhere
+    boxed = AgentOptions(command=("true",), sandbox=True, judge=("true",))
+    assert not Agent(boxed).writes_anywhere
+
+
 async def test_a_failed_pool_ends_the_sample_even_if_the_agent_handles_the_error() -> None:
     """Its own error, or a good reward, would blame or praise the policy for an answer that it never had."""
     agent = AgentSession(None, None)  # type: ignore[arg-type]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from relax_core.api import Chosen, ConfigError, PluginError, Tool, tools_digest
+from relax_core.api import Chosen, ConfigError, Environment, PluginError, Tool, tools_digest
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
-from relax_core.sampling.tools import found_tools, keep_tools
+from relax_core.sampling.tools import found_tools, keep_tools, writable_folders
 from tests.unit.sampling.toy_policy import Script, play, texts
 
 FINDING = '''
@@ -126,3 +126,10 @@ def test_a_digest_is_of_what_a_prompt_shows() -> None:
     for other in (Tool("see", tool.parameters, "Look."), Tool("look", {}, "Look."), Tool("look", tool.parameters, "")):
         assert tools_digest([other]) != tools_digest([tool])
     assert tools_digest([tool, other]) != tools_digest([other, tool])
+
+
+def test_an_environment_changes_listed_folders_or_with_programs_of_the_user_every_file() -> None:
+    environment, choice = Environment(), EnvironmentChoice(chosen=Chosen("environment", "x"), writable=(Path("/a"),))
+    assert writable_folders(choice, environment) == ("/a",)
+    environment.writes_anywhere = True
+    assert writable_folders(choice, environment) == ("/a", "/")

@@ -152,8 +152,7 @@ class RolloutWorker:
             if in_turns:
                 await pools.start_in_turns()
             others = () if in_turns else (pools.start(),)
-            with waiting_for("starting engines, rewards and environments"):
-                facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
+            facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
             await made._sandboxes.start()  # after environments and rewards have declared whether they need a sandbox
             with waiting_for("checking the gold answers"):
                 await made._check_golds()

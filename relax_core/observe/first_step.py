@@ -179,7 +179,7 @@ def _mask(facts: Facts) -> FirstStepCheck:
 
 def _trained(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
     name, tokens, rows = "tokens are trained", metrics.get("tokens/trained"), facts.get("rows") or {}
-    tokens = rows.get("trained") if tokens is None else tokens
+    tokens = rows["trained"] if tokens is None and rows.get("samples") else tokens
     if tokens is None:
         return _inapplicable(name, "no rows were trained")
     empty = rows.get("empty", ())

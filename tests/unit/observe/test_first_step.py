@@ -212,6 +212,9 @@ def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:
     assert other["policy and reference agree"].state == "not applicable"
     warming = checks({"train/grad_norm": 0.0, "train/lr": 0.0}, {"updates": False})
     assert faults(warming) == {}, "only the critic learns in the first steps"
+    unjudged = first_step_checks({}, CONFIG, FACTS | rows(samples=0, trained=0, turns=0, ends=[]))
+    (trained,) = (check for check in unjudged if check.name == "tokens are trained")
+    assert trained.state == "not applicable", "every sample of `relax try` has an error, which is shown"
     stopped = checks(facts=rows(ends=[(9, 16, 16)]), rollout={"stop": ["\n"]})
     assert stopped["end-of-turn tokens are trained"].state == "not applicable"
 

@@ -8,6 +8,7 @@ Every message is one sentence that names the field or component, the received va
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from contextlib import suppress
@@ -17,6 +18,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """`errno` values of a full disk, an exhausted quota, and a file over the size limit."""
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 LONGEST = 1500
 """Largest number of characters of one part of a message. Longer parts, such as a file's content, are cut."""
 
@@ -50,11 +52,17 @@ class ConfigError(RelaxError):
 
 
 class PluginError(RelaxError):
-    """A failure in the code of the named plugin or component; its author must fix the code."""
+    """A failure in the code of the named plugin or component; its author must fix the code.
+
+    The text names the file and the line of the innermost of `frames`, a traceback as Python prints it.
+    """
 
     exit_code = 3
 
     def __init__(self, component: str, message: str, frames: str = "") -> None:
+        for path, line in _FRAME.findall(frames)[-1:]:
+            if f"{os.path.basename(path)}:{line}" not in message:
+                message += f" ({path}:{line})"
         super().__init__(f"{component}: {message}")
         self.component, self.frames = component, frames
 

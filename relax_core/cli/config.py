@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from relax_core.config.compose import Composed
     from relax_core.config.documentation import Explained
 
-Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
+Arguments = Annotated[
+    list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files or a recipe name, then overrides.")
+]
 NO_FILE = {"model": {"path": ""}, "data": {"train": ""}}
 """Empty values of the required keys, so that a key can be explained without a file."""
 
@@ -38,7 +40,7 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
 
     def place(key: str) -> str:
         origin = str(composed.origin_of(key))
-        return "" if origin == "default" else origin
+        return {"default": "", "python": "recipe"}.get(origin, origin)
 
     say(to_toml(composed.config.dump(), place), nl=False)
 
@@ -73,10 +75,12 @@ def schema() -> None:
 def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
     """Compose the files and overrides of a command line without checking paths on disk; print notices on stderr."""
     from relax_core.config.compose import compose
+    from relax_core.control.prepare import recipe_layers
 
     files, overrides = split(arguments)
+    layers = recipe_layers(files)[0] if files else files
     base = None if files or checked else NO_FILE
-    composed = compose(files, overrides, base=base, checked=checked, on_disk=False)
+    composed = compose(layers, overrides, base=base, checked=checked, on_disk=False)
     for notice in composed.notices:
         say(f"relax: {notice}", err=True)
     return composed

@@ -3,8 +3,8 @@
 
 A failed verb prints one line on stderr and sets an exit code. With `--json` it also prints one document on stdout:
 `{"schema": "relax.error/1", "error": ..., "type": ..., "exit_code": ...}`. A configuration error adds `field`, `got`
-and `fix`; several errors are listed in `errors`. Tracebacks show only frames of plugins; `RELAX_TRACEBACK=1` shows all
-frames.
+and `fix`; several errors are listed in `errors`. With `RELAX_TRACEBACK=1` the traceback comes first; for an error in a
+plugin, it has only the plugin's frames.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def fail(error: BaseException) -> int:
     if isinstance(error, UsageError):
         error.show()
     else:
-        if isinstance(error, PluginError) and error.frames:
-            say(error.frames.rstrip(), err=True)
+        own = error.frames.rstrip() if isinstance(error, PluginError) else ""
+        if own:
+            say(own if os.environ.get(_TRACEBACK) else f"relax: {_TRACEBACK}=1 shows the traceback", err=True)
         elif os.environ.get(_TRACEBACK) and not isinstance(error, Interrupted):
             say("".join(traceback.format_exception(error)), err=True)
         say(f"relax: {document['error']}", err=True)

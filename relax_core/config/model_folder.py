@@ -76,7 +76,10 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
     """Yield an error for every missing or broken file in a model's folder: its configuration and its weights."""
     if not os.path.isdir(folder):  # not Path.is_dir, which raises an error for a name that is too long
         what = "a file" if os.path.exists(folder) else "a folder that does not exist"
-        yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
+        fix = "name the folder of a Hugging Face model"
+        if not (os.path.exists(folder) or os.path.exists(folder.parent)):  # such as Qwen/Qwen3-0.6B, beside no file
+            fix += f", or download it: hf download {folder.parent.name}/{folder.name} --local-dir {folder}"
+        yield ConfigError(key, f"{folder}, {what}", fix)
         return
     try:
         _read(folder)

@@ -54,6 +54,7 @@ from relax_core.observe.provenance import provenance
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.error_text import did_you_mean
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
 from relax_core.runners.launch import STAGES, Launch, Runner
@@ -114,9 +115,21 @@ def find_recipe(name: str) -> Recipe:
     """Find a recipe by its name. Raises ConfigError with the installed recipes if the name is unknown."""
     known = known_recipes()
     if name not in known:
-        fix = f"name a .toml file that exists, or a recipe: {', '.join(sorted(known))}"
+        fix = f"name a .toml file that exists, or a recipe: {did_you_mean(name, known)}"
         raise ConfigError("configuration", repr(name), fix)
     return known[name]
+
+
+def recipe_layers(sources: Sequence[Source]) -> tuple[Sequence[Source], Recipe | None]:
+    """Return the sources with the layer of a recipe in the place of its name, and the recipe; None: no recipe is named.
+
+    Only the first source may name a recipe. Without sources, the recipe is `quickstart`.
+    """
+    first = sources[0] if sources else "quickstart"
+    if isinstance(first, Mapping) or Path(first).suffix or Path(first).exists():
+        return sources, None
+    recipe = find_recipe(str(first))
+    return [tomllib.loads(recipe.toml()), *sources[1:]], recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +232,7 @@ def plan_run(
     The first source may be the name of a recipe; its files are not built yet, so only the keys are checked. `on_disk`:
     check model folders and task files too.
     """
-    first, recipe = sources[0] if sources else "quickstart", None
-    if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
-        recipe = find_recipe(str(first))
-    layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
+    layers, recipe = recipe_layers(sources)
     reads = on_disk and recipe is None
     with waiting_for("checking the configuration, its model folder and its task files"):
         composed = compose(layers, overrides, on_disk=reads, passed=partial(announce, functions or {}))

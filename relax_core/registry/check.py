@@ -191,10 +191,11 @@ def _run_suites(
 
 def _no_suite(kind: str, slow: bool) -> str:
     """Return the reason why the suite of a kind does not run, or "" if it runs."""
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    if missing:  # before the suite: its package imports pytest
+        return f"{' and '.join(missing)} not installed: pip install 'relax-core[testing]'"
     if not importlib.util.find_spec(KINDS[kind].suite.partition(":")[0]):
         return f"kind {kind} has no suite yet"
-    if importlib.util.find_spec("pytest") is None:
-        return "pip install 'relax-core[testing]'"
     return "" if slow or kind not in SLOW else f"the suite of {kind} is slow; add --slow, or name the plugin"
 
 

@@ -48,8 +48,7 @@ def authored(component: str) -> Iterator[None]:
     except RelaxError:
         raise
     except Exception as error:
-        place = innermost(error)
-        raise PluginError(component, f"{said(error)}{f' ({place})' * bool(place)}", plugin_frames(error)) from error
+        raise PluginError(component, said(error), plugin_frames(error)) from error
 
 
 def said(error: BaseException) -> str:

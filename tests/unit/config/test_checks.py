@@ -228,7 +228,10 @@ def test_writable_folders_exist_and_are_not_the_whole_machine(folder: Path, cata
 
 
 def test_a_missing_or_broken_model_folder_is_refused(folder: Path, catalogue: Catalogue) -> None:
-    assert "does not exist" in refused(catalogue, "model.path=absent")
+    absent = refused(catalogue, "model.path=absent")
+    assert "does not exist" in absent and "hf download" not in absent
+    hub = refused(catalogue, "model.path=Qwen/Qwen3-0.6B")
+    assert f"hf download Qwen/Qwen3-0.6B --local-dir {folder / 'Qwen/Qwen3-0.6B'}" in hub
     assert "a file" in refused(catalogue, "model.path=train.jsonl")
     model = folder / "model"
     (model / "tokenizer.json").unlink()

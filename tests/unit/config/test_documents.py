@@ -148,6 +148,15 @@ def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any)
     assert document == tomllib.loads(out)
 
 
+def test_show_and_explain_take_the_name_of_a_recipe() -> None:
+    shown = CliRunner().invoke(app, ["config", "show", "quickstart", "seed=3"])
+    assert shown.exit_code == 0 and "steps = 400 # recipe" in shown.stdout and "seed = 3 # command line" in shown.stdout
+    explained = CliRunner().invoke(app, ["config", "explain", "rollout.group_size", "quickstart"])
+    assert explained.stdout.startswith("rollout.group_size = 8")
+    refused = CliRunner().invoke(app, ["config", "show", "quikstart"])
+    assert "or a recipe: did you mean 'quickstart'" in str(refused.exception)
+
+
 def test_dropped_options_are_named_on_stderr(folder: Path, cli: Any) -> None:
     (folder / "e.toml").write_text("[engine]\nname = 'transformers'\nbatch = 4\n")
     out, err = cli("config", "show", "my.toml", "e.toml", "engine=vllm", "--json")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`relax plugins` and `relax new` as a person types them."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from relax_core.api import ConfigError, PluginError
 from relax_core.api.component import KINDS
 from relax_core.cli.main import app
 from relax_core.registry import Catalogue
-from relax_core.registry.check import SLOW, check, records_named
+from relax_core.registry.check import SLOW, _no_suite, check, records_named
 
 
 @pytest.fixture
@@ -118,6 +119,15 @@ def test_slow_suites_run_on_request_or_for_a_named_plugin(relax, half, monkeypat
     monkeypatch.setattr("relax_core.registry.check.check", lambda *of, slow, progress: asked.append(slow) or [])
     relax("plugins", "check", *words)
     assert asked == [slow]
+
+
+def test_check_without_pytest_says_what_to_install(monkeypatch):
+    def find_spec(name):
+        assert not name.startswith("relax_core.testing"), "the test kit imports pytest"
+        return None if name == "pytest" else sys
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert _no_suite("reward", False) == "pytest not installed: pip install 'relax-core[testing]'"
 
 
 @pytest.mark.process

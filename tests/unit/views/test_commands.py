@@ -116,7 +116,8 @@ def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):
     assert relax("report", str(path)).stdout == f"{path / 'report.html'}\n"
 
 
-def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys):
+def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("RELAX_TRACEBACK", "1")
     sample = {
         "prompt": "go",
         "response": "\x1b]0;mine\x07\x1b[8mhidden",
@@ -130,6 +131,13 @@ def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys):
     assert r"\u001b]0;mine\u0007\u001b[8mhidden" in captured.out
     assert r"frame \u001b[1A" in captured.err and r"got \u001b[2J" in captured.err
     assert "\x1b" not in captured.out + captured.err and "\x9b" not in captured.out
+
+
+def test_the_traceback_of_a_plugin_is_printed_only_on_request(capsys, monkeypatch):
+    monkeypatch.delenv("RELAX_TRACEBACK", raising=False)
+    assert fail(PluginError("reward mine", "KeyError: 'x' (mine.py:3)", "frame in mine.py")) == 3
+    hint = "relax: RELAX_TRACEBACK=1 shows the traceback"
+    assert capsys.readouterr().err == f"{hint}\nrelax: reward mine: KeyError: 'x' (mine.py:3)\n"
 
 
 def test_every_verb_prints_through_one_function():

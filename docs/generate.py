@@ -381,8 +381,8 @@ new` and the schema are generated from it."""
 _COMMANDS = """\
 Commands print results to stdout, progress and logs to stderr. With `--json`, stdout has exactly one JSON document. A
 command that fails prints `{"error": ..., "type": ..., "exit_code": ...}`, and also `field`, `got` and `fix` for a wrong
-configuration. A run is given as a directory, a name below the runs folder, or the beginning of such a name. See [exit
-codes](runs.md#exit-codes)."""
+configuration. A run is given as a directory, a name below the runs folder, or the beginning of such a name. `-h` is short
+for `--help`, and `relax --version` prints the version. See [exit codes](runs.md#exit-codes)."""
 PAGES = {
     "configuration.md": configuration,
     "metrics.md": metrics,

@@ -48,7 +48,10 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
 @verbs.command("explain")
 def explain(
     key: Annotated[str, typer.Argument(help="Configuration key, such as rollout.group_size.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[FILES]... [KEY=VALUE]...")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILES]... [KEY=VALUE]...", help="TOML files or a recipe name, then overrides."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a key's value, the origin of the value, and the key's documentation."""

@@ -10,12 +10,13 @@ import signal
 import sys
 import threading
 import time
-from typing import NoReturn
+from importlib import metadata
+from typing import Annotated, NoReturn
 
 import typer
 
 from relax_core.cli import bench, config, data, engine, logs, models, plan, plugins, runs, samples, scale
-from relax_core.cli.terminal import INTERRUPTED, STOPPING, Interrupted, fail, stop_command
+from relax_core.cli.terminal import INTERRUPTED, STOPPING, Interrupted, fail, say, stop_command
 from relax_core.observe.console import EVERY_S, INTERRUPTS, Interrupts, print_waits
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(runs.train)
 app.command("resume")(runs.resume)
@@ -61,6 +63,20 @@ app.add_typer(models.convert, name="convert")
 app.add_typer(data.verbs, name="data")
 app.add_typer(engine.verbs, name="engine")
 app.add_typer(plugins.verbs, name="plugins")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"relax {metadata.version('relax-core')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
 
 
 def main() -> NoReturn:

@@ -46,7 +46,7 @@ Continues = Annotated[
     ),
 ]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
-Runner = Annotated[str | None, typer.Option(help="ray, local or inline; short for run.runner=...")]
+Runner = Annotated[str | None, typer.Option(help="Name of the runner: ray, local or inline; short for run.runner.")]
 Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Start even if memory is too small; short for placement.check_memory=false."),

@@ -37,6 +37,8 @@ WARNINGS = (
 )  # fmt: skip
 PRINTED = ("warning", "error", "critical")
 CONTROLLER = "controller"
+LONGEST_FACT = 120
+"""Characters of a list or table that a line for people shows; `relax logs --json` prints the whole."""
 GUARD_ACTIONS = {
     "warn": "the run continues",
     "pause": "the run is paused until `relax continue`, and `relax why` says more",
@@ -158,9 +160,17 @@ def human_line(record: dict[str, Any]) -> str:
             )
         facts = {}
     shown = {key: value for key, value in facts.items() if key not in ("schema", "time", "level", "event")}
-    extras = " ".join(f"{key}={value}" for key, value in shown.items() if value not in ("", None))
+    extras = " ".join(f"{key}={brief(value)}" for key, value in shown.items() if value not in ("", None))
     line = f"{record['time'][11:19]} {record['level']:<7} {who}: {what}"
     return f"{line}  {extras}" if extras else line
+
+
+def brief(value: Any) -> str:
+    """Return a fact of a record for people: floats with 4 digits, long lists and tables cut; texts stay whole."""
+    if isinstance(value, str):
+        return value
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}..."
 
 
 def _failed(checks: Iterable[Mapping[str, str]]) -> list[str]:

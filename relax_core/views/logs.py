@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.event_log import CONTROLLER, EVENTS, human_line
+from relax_core.observe.event_log import CONTROLLER, EVENTS, brief, human_line
 from relax_core.observe.process_log import BOUND, LEVELS, SCHEMA
 from relax_core.observe.records import whole_lines
 from relax_core.views.run import RunHealth, RunView, health, process_of
@@ -168,7 +168,7 @@ def readable_record(record: Mapping[str, Any]) -> str:
     process, role = str(record["process"]), source_of(record)
     who = process if process == role else f"{role}/{process}"
     fields = {name: record[name] for name in BOUND[1:] if name in record} | dict(record.get("fields") or {})
-    facts = "".join(f"  {name}={value}" for name, value in fields.items())
+    facts = "".join(f"  {name}={brief(value)}" for name, value in fields.items())
     first, *more = str(record["message"]).splitlines() or [""]
     text = f"{record['time'][11:19]} {record['level']:<7} {who}: {first}{facts}"
     return "\n".join([text, *more, *str(record.get("error", "")).splitlines()])

@@ -10,12 +10,14 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 from cookiecutter.main import cookiecutter
+from typer.testing import CliRunner
 
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
@@ -117,6 +119,25 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_shown_commands_parse(page: str) -> None:
     for words in (words for of, words in commands() if of == page):
         parse(page, words)
+
+
+def test_every_help_text_is_a_whole_sentence() -> None:
+    def texts(command: Any, path: str) -> Iterator[tuple[str, str]]:
+        yield path, command.help or ""
+        yield from ((f"{path} {one.name}", getattr(one, "help", None) or "") for one in command.params)
+        for name, verb in getattr(command, "commands", {}).items():
+            yield from texts(verb, f"{path} {name}")
+
+    found = dict(texts(typer.main.get_command(app), "relax"))
+    assert "relax data check media" in found
+    assert [path for path, text in found.items() if not re.match(r"(?s)[^a-z\s].*\.$", text)] == []
+
+
+def test_short_help_works_everywhere_and_the_version_is_printed() -> None:
+    for words in ([], ["train"], ["config"], ["config", "show"], ["plugins", "list"]):
+        shown = CliRunner().invoke(app, [*words, "-h"])
+        assert shown.exit_code == 0 and shown.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"relax {metadata.version('relax-core')}\n"
 
 
 def test_every_command_that_a_text_names_exists() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
-from relax_core.observe.event_log import EventLog
+from relax_core.observe.event_log import EventLog, brief
 from relax_core.observe.process_log import ProcessLog, timestamp
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Run:
     made.event(0, "begins")
     made.record(3, "engine-0", "slow\nvery slow", "warning", logger="vllm.core")
     made.record(1, "engine-0", "loading")
-    made.record(2, "actor-0", "compiles", role="actor", step=1, fields={"chunks": 2})
+    made.record(2, "actor-0", "compiles", role="actor", step=1, fields={"chunks": 2, "share": 0.123456789})
     made.record(4, "actor-0", "lost", "error", role="actor", step=2, error="Traceback\n  File 'x'\nValueError: no\n")
     made.record(2.5, "rollout", "in a stage", folder="stages/one/logs")
     return made
@@ -87,7 +87,7 @@ def test_records_of_all_processes_are_printed_in_order_of_time(run: Run, relax: 
     result = relax()
     assert result.stdout.splitlines() == [
         "10:40:00 info    controller: begins",
-        "10:40:02 info    actor/actor-0: compiles  step=1  chunks=2",
+        "10:40:02 info    actor/actor-0: compiles  step=1  chunks=2  share=0.1235",
         "10:40:02 info    rollout: in a stage",
         "10:40:03 warning rollout/engine-0: slow",
         "very slow",
@@ -120,6 +120,11 @@ def test_records_are_chosen_by_role_process_level_time_step_and_number(
 ) -> None:
     lines = [json.loads(line) for line in relax("r", "--json", *arguments).stdout.splitlines()]
     assert [line["message"] for line in lines] == messages
+
+
+def test_lists_and_tables_of_a_record_are_cut_for_people_and_texts_are_not() -> None:
+    assert (brief(1.5), brief("x" * 500), brief([1, 2])) == ("1.5", "x" * 500, "[1, 2]")
+    assert brief(list(range(500))) == f"{str(list(range(500)))[:120]}..."
 
 
 def test_unusable_options_name_the_fix(run: Run, relax: Callable[..., Any]) -> None:

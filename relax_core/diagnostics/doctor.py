@@ -270,7 +270,7 @@ class StartCheck:
     table: str
     what: str
     wrong: str = ""
-    """The problem; empty if there is none."""
+    """The problem; empty if the component can start."""
     fix: str = ""
 
 

@@ -49,6 +49,9 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     foreign_tokens: Mapping[int, str] = {}
     """Tokens of the tokenizer that the model's vocabulary lacks, id -> text; set by `open`. A row with such a token is
     refused. Stop tokens are never among them."""
+    misread_ends: Mapping[int, str] = {}
+    """End-of-sequence ids of the model, id -> text, if the tokenizer reads all of them as ordinary text, which a
+    tokenizer of another model does; set by `open`."""
 
     @abstractmethod
     def open(self, model: Mapping[str, Any]) -> None:
@@ -57,6 +60,10 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
         """Return the ids of the first prompt, up to the policy's turn; a string is tokenized without a template."""
+
+    def text(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the first prompt as text, for display and to prove the ids; by default, the text of the ids."""
+        return self.decode(self.start(prompt, tools).tokens, skip_special=False)
 
     @abstractmethod
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:

@@ -17,7 +17,6 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message
-from relax_core.data.chat import ChatFamily
 from relax_core.data.message_words import missing_words
 from relax_core.data.repeated_prompt import Text
 
@@ -30,10 +29,8 @@ T = TypeVar("T", str, Message)
 def prompt_faults(family: ModelFamily, prompt: Text, tools: Sequence[Tool], tokens: Sequence[int]) -> Iterator[str]:
     """Yield the first difference between the text that the template wrote and the text of a prompt's tokens.
 
-    The first token may begin a sequence and stand for no text. `ChatTemplate` checks that its text has all messages.
+    The first token may begin a sequence and stand for no text. The family checks that its text has all messages.
     """
-    if not isinstance(family, ChatFamily):
-        return
     read = [_squeezed(_read(family, each)) for each in (tokens, tokens[1:])]
     written = _squeezed(_normal(family.text(prompt, tools)))
     if written not in read:

@@ -16,7 +16,6 @@ from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
-from relax_core.data.chat import ChatFamily
 from relax_core.data.row_proof import SHOWN_TEXT, prompt_faults, shared
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 
@@ -42,8 +41,8 @@ def tokenizer_facts(family: ModelFamily) -> dict[str, Any]:
     Keys: `tokens`, the tokenizer's size; `foreign`, the number of tokens that the model lacks; `misread_ends`, the
     model's end-of-sequence ids with their texts if the tokenizer reads all of them as ordinary text.
     """
-    misread = family.misread_ends if isinstance(family, ChatFamily) else {}
-    return {"tokens": family.vocab_size, "foreign": len(family.foreign_tokens), "misread_ends": [*misread.items()]}
+    misread = [*family.misread_ends.items()]
+    return {"tokens": family.vocab_size, "foreign": len(family.foreign_tokens), "misread_ends": misread}
 
 
 def task_facts(
@@ -58,7 +57,7 @@ def task_facts(
     texts like special tokens that are several tokens: (text, count).
     """
     tokens = family.start(task.prompt, tools).tokens
-    written = family.text(task.prompt, tools) if isinstance(family, ChatFamily) else family.decode(tokens, False)
+    written = family.text(task.prompt, tools)
     facts: dict[str, Any] = {
         "task": task.id, "prompt_faults": [*prompt_faults(family, task.prompt, tools, tokens)],
         "other_ids": None if own is None else _other_ids(written, family, own),
@@ -66,12 +65,15 @@ def task_facts(
     return facts if isinstance(task.prompt, str) else facts | _turn_end(task.prompt, written, family)
 
 
-def own_tokenizer(path: str | Path, tokenizer: str | Path | None) -> ModelFamily | None:
-    """Return the family of a model folder's tokenizer if the run uses another one, else None; also None for a broken file."""
+def own_tokenizer(family: ModelFamily, path: str | Path, tokenizer: str | Path | None) -> ModelFamily | None:
+    """Return the family of a model folder's tokenizer if the run uses another one, else None; also None for a broken file.
+
+    `family`: the run's family, whose class opens the folder.
+    """
     if tokenizer is None:
         return None
     try:
-        own = ChatFamily()
+        own = type(family)(family.options)
         own.open({"path": str(path)})
         return own
     except ConfigError:  # the folder has no tokenizer that can be read, and the run needs none

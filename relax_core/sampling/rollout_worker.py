@@ -379,7 +379,7 @@ class RolloutWorker:
         """Describe the tasks of scored groups, for the checks of step 1."""
         model, played = self._context.config.model, [group for group in groups if group.scores]
         answers = await answer_facts(self.scorer, [(one.task, one.trajectories, one.scores) for one in played])
-        own = own_tokenizer(model.path, model.tokenizer)
+        own = own_tokenizer(self.family, model.path, model.tokenizer)
         shown = [self._tasks.tools(self.selection.task(one.issue.group)) for one in played]
         tasks = [
             {"group": one.issue.group, **task_facts(one.task, tools, self.family, own), "answer": answer}

@@ -12,8 +12,10 @@ import pytest
 
 from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
+from relax_core.data.chat import ChatFamily
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from tests.unit.data.test_chat import QWEN, SHAPES, open_family, write_model
@@ -98,11 +100,23 @@ def test_another_tokenizer_is_compared_with_the_model_folders_own(tmp_path: Path
         (tmp_path / name).mkdir()
         save_tokenizer(tmp_path / name, characters)
     model, other = tmp_path / "model", tmp_path / "other"
-    assert own_tokenizer(model, None) is None and own_tokenizer(tmp_path, other) is None
+    family = open_family(model, tokenizer=str(other))
+    assert own_tokenizer(family, model, None) is None and own_tokenizer(family, tmp_path, other) is None
     task = Task("t1", "s21=")
-    foreign = task_facts(task, (), open_family(model, tokenizer=str(other)), own_tokenizer(model, other))
+    foreign = task_facts(task, (), family, own_tokenizer(family, model, other))
     assert foreign["other_ids"] == "token 0 is 11 for 's' instead of 49" and foreign["prompt_faults"] == []
-    assert task_facts(task, (), open_family(model), own_tokenizer(model, model))["other_ids"] == ""
+    assert task_facts(task, (), open_family(model), own_tokenizer(family, model, model))["other_ids"] == ""
+
+
+def test_a_family_without_a_text_of_its_own_is_judged_by_the_text_of_its_tokens(tmp_path: Path) -> None:
+    class Textless(ChatFamily):
+        text = ModelFamily.text
+
+    save_tokenizer(tmp_path)
+    family = Textless()
+    family.open({"path": str(tmp_path)})
+    assert task_facts(Task("t1", "s12Ω34="), (), family)["prompt_faults"] == []
+    assert type(own_tokenizer(family, tmp_path, tmp_path)) is Textless, "another tokenizer is read as the run's own"
 
 
 class Scripted:

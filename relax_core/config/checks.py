@@ -21,9 +21,9 @@ from relax_core.api.engine import Engine, switched_off
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
+from relax_core.api.model_folder import context_reason, folder_errors, model_context, vocabulary_size
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
-from relax_core.config.model_folder import context_reason, folder_errors, model_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, EnvironmentKeys, RunConfig
 from relax_core.config.tables import CriticTable, EngineTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue

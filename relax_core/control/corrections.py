@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from relax_core.api.batch import ROLLOUT_LOG_PROBS
-from relax_core.config.model_folder import routing
+from relax_core.api.model_folder import routing
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import RolloutTable
 from relax_core.learn.policy_gradient import WEIGHS, PolicyGradient, PolicyGradientOptions

@@ -20,10 +20,10 @@ import psutil
 from relax_core.api.algorithm import Source
 from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
+from relax_core.api.model_folder import WEIGHTS, model_context
 from relax_core.api.plan import RESERVED, Estimate, Plan, WorkerGroup, Workload
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
-from relax_core.config.model_folder import WEIGHTS, model_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.epochs import count_rows
 from relax_core.control.placement import TEACHER, has_gpus

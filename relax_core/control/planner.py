@@ -19,11 +19,11 @@ from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTED_COLUMNS
+from relax_core.api.model_folder import context_reason, model_context, routing
 from relax_core.api.plan import Operation, Plan, WorkerGroup
 from relax_core.api.role import Role
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
-from relax_core.config.model_folder import context_reason, model_context, routing
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import DataTable
 from relax_core.control.corrections import correction_notes, truncation_notes

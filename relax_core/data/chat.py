@@ -23,9 +23,9 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import UNFINISHED, ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
+from relax_core.api.model_folder import model_type, vocabulary_size
 from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
-from relax_core.config.model_folder import model_type, vocabulary_size
 from relax_core.data.chat_template import ChatFiles, ChatTemplate
 from relax_core.data.placeholders import PARTS, media_of, reader
 from relax_core.data.plain_data import without_halves

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.files import read_text
+from relax_core.api.model_folder import placeholders
 from relax_core.api.task import Message, Part, ToolCall
-from relax_core.config.model_folder import placeholders
 from relax_core.data.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
 from relax_core.data.row_tools import COLUMN, RowTool
 from relax_core.data.template_sandbox import compiled, rendered, to_json

@@ -21,9 +21,9 @@ from relax_core.api.component import Chosen
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.model_folder import NO_BOUND, bounded_context
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
-from relax_core.config.model_folder import NO_BOUND, bounded_context
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.repeated_prompt import Text, without_prompt
 from relax_core.data.row_proof import SPEAKER, example_faults

@@ -18,10 +18,10 @@ from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
+from relax_core.api.model_folder import bounded_context, vocabulary_size
 from relax_core.api.plan import WorkerGroup
 from relax_core.api.role import Phase, WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.config.model_folder import bounded_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store

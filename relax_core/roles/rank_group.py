@@ -17,6 +17,7 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.family import ModelFamily
+from relax_core.api.model_folder import placeholders
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import DeviceLease, SpanTrack, Worker, WorkerSpec
 from relax_core.api.trainer import (
@@ -30,7 +31,6 @@ from relax_core.api.trainer import (
     UpdateResult,
 )
 from relax_core.api.weights import Manifest, Payload, Version
-from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S

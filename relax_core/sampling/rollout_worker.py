@@ -16,11 +16,11 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.model_folder import routing
 from relax_core.api.source import Filter
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
-from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import make_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart

@@ -19,7 +19,7 @@ FORMATS = ("float32", "bfloat16", "float16")
 
 @pytest.mark.parametrize(("own", "engines"), itertools.product(FORMATS, FORMATS))
 def test_trainer_and_engine_get_their_own_formats(catalogue, monkeypatch, own, engines):
-    monkeypatch.setattr("relax_core.config.model_folder.model_context", lambda path: 64)
+    monkeypatch.setattr("relax_core.api.model_folder.model_context", lambda path: 64)
     config = configured(catalogue, f"model.dtype={own}", f"rollout.dtype={engines}")
     made = plan(config, catalogue)
     assert engine_spec(config, Version("actor", 0, 0)).model["dtype"] == engines

@@ -11,7 +11,7 @@ import pytest
 
 from relax_core.api import Ragged
 from relax_core.api.family import Routing
-from relax_core.config.model_folder import routing
+from relax_core.api.model_folder import routing
 from relax_core.testing.moe import routed
 from tests.unit.media import test_families as families
 

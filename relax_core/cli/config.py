@@ -101,9 +101,9 @@ def init(
     A turn of the policy is at most half of the model's context.
     """
     from relax_core.api.errors import ConfigError
+    from relax_core.api.model_folder import bounded_context
     from relax_core.cli.plan import check_all
     from relax_core.config.documentation import starter
-    from relax_core.config.model_folder import bounded_context
     from relax_core.config.tables import RolloutTable
     from relax_core.control.prepare import plan_run
 

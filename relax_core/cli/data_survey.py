@@ -31,7 +31,6 @@ from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, kept_apart, row_content
-from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import (
@@ -45,6 +44,7 @@ from relax_core.data.tasks import (
     unmatched_filters,
 )
 from relax_core.media.access import SourceAccess
+from relax_core.media.placeholders import MediaRefused, media_of
 from relax_core.media.source import shown
 from relax_core.observe.console import run_to_end
 from relax_core.registry import Catalogue

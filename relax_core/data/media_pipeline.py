@@ -25,15 +25,15 @@ from relax_core.api.role import Clock, SystemClock, Workers
 from relax_core.api.task import Media, MediaKind, Message, Part
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_host import check_key
-from relax_core.data.placeholders import (
+from relax_core.data.task_files import source_access
+from relax_core.media.access import SourceAccess
+from relax_core.media.placeholders import (
     MediaRefused,
     MediaUnavailable,
     PlaceholderTokens,
     expand_placeholders,
     media_of,
 )
-from relax_core.data.task_files import source_access
-from relax_core.media.access import SourceAccess
 from relax_core.media.source import is_path, shown
 from relax_core.media.store import MediaStore
 from relax_core.registry.shapes import checked

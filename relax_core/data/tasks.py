@@ -30,13 +30,13 @@ from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import EvalSetTable, TeacherTable
 from relax_core.data.message_words import THINKS
 from relax_core.data.overlap import RowContent, row_content
-from relax_core.data.placeholders import media_of, misplaced
 from relax_core.data.plain_data import plain
 from relax_core.data.row_proof import prompt_faults
 from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
 from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.data.task_row import RowError
 from relax_core.media.access import SourceAccess
+from relax_core.media.placeholders import media_of, misplaced
 from relax_core.media.source import check_source, missing_file, shown
 from relax_core.observe.files import read_document, write_document
 from relax_core.registry.error_text import authored

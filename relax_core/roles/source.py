@@ -22,7 +22,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import Dataset, Example, HeldOut, open_held_out, open_training, row_batch
 from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart
-from relax_core.data.placeholders import MediaRefused
+from relax_core.media.placeholders import MediaRefused
 from relax_core.observe.first_step import MOST_TASKS
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due

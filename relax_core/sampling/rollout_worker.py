@@ -24,10 +24,10 @@ from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import make_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart
-from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams
 from relax_core.engines.supervisor import Report
+from relax_core.media.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound
 from relax_core.rewards.golds import check_golds

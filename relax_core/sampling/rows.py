@@ -31,9 +31,9 @@ from relax_core.api.family import Routing
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Path, Trajectory, context_key
 from relax_core.config.tables import TeacherTable
-from relax_core.data.placeholders import media_of
 from relax_core.data.tasks import teachers_of
 from relax_core.engines.requests import routed_columns
+from relax_core.media.placeholders import media_of
 from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample

@@ -23,7 +23,6 @@ from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, 
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import MediaKind, Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.placeholders import MediaRefused, MediaUnavailable, media_of
 from relax_core.data.plain_data import without_halves
 from relax_core.engines.requests import (
     SAMPLING,
@@ -36,6 +35,7 @@ from relax_core.engines.requests import (
     stop_end,
     watch_for,
 )
+from relax_core.media.placeholders import MediaRefused, MediaUnavailable, media_of
 from relax_core.registry.error_text import innermost, message_of, said
 from relax_core.registry.shapes import WrongShape, checked, reward_number, shown
 from relax_core.rpc import messages as wire

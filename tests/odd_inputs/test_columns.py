@@ -11,8 +11,8 @@ import pytest
 from relax_core.api import ConfigError, Task, Trajectory
 from relax_core.api.algorithm import Source
 from relax_core.data.dataset import Dataset
-from relax_core.data.placeholders import media_of
 from relax_core.data.task_files import Files
+from relax_core.media.placeholders import media_of
 from relax_core.rewards.host import RewardResult
 from relax_core.rewards.scorer import failing_sample
 from tests.odd_inputs.test_message_rows import TEMPLATES

@@ -18,7 +18,7 @@ from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.config.compose import compose
 from relax_core.config.run_config import RunConfig
-from relax_core.data.placeholders import MediaRefused
+from relax_core.media.placeholders import MediaRefused
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.roles.source import RowSource

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from relax_core.data.placeholders import media_of
 from relax_core.data.plain_data import Embedded
 from relax_core.data.task_files import table_files
+from relax_core.media.placeholders import media_of
 from relax_core.media.source import read_source
 from tests.odd_inputs.test_rows import opened, travels, written
 

@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.config.tables import DataTable, MediaSourcesTable
-from relax_core.data.placeholders import media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import COLUMNS, MediaOrigin, RowError, row_task
+from relax_core.media.placeholders import media_of
 from relax_core.media.source import read_source
 
 HOME = MediaOrigin(Path("/data"))

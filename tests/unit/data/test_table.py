@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet
 
 from relax_core.api.errors import ConfigError
-from relax_core.data.placeholders import media_of
 from relax_core.data.task_files import Files, TableOptions, TableSource, table_files
+from relax_core.media.placeholders import media_of
 from relax_core.media.source import EmbeddedMedia, read_source, shown
 
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})

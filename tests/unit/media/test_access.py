@@ -14,8 +14,8 @@ import pytest
 from relax_core.api import Media, ModalityProcessor
 from relax_core.api.errors import ConfigError, SourceUnavailable
 from relax_core.data.media_host import MediaHost
-from relax_core.data.placeholders import MediaRefused
 from relax_core.media.access import MAX_REDIRECTS, SourceAccess
+from relax_core.media.placeholders import MediaRefused
 from relax_core.media.source import EmbeddedMedia, check_source, read_source, restricted, shown
 from tests.unit.media.test_media_pipeline import pipeline, said
 

@@ -41,8 +41,8 @@ from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
 from relax_core.data.chat import ChatFamily  # noqa: E402
-from relax_core.data.placeholders import PlaceholderTokens, expand_placeholders  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
+from relax_core.media.placeholders import PlaceholderTokens, expand_placeholders  # noqa: E402
 from relax_core.trainer_kit.row_media import RowMedia  # noqa: E402
 
 CPU = torch.device("cpu")

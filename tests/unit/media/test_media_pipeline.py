@@ -16,8 +16,8 @@ from relax_core.api import Chosen, Media, Message, Rendered
 from relax_core.api.errors import DiskFull, InfrastructureError
 from relax_core.api.task import Part
 from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, MediaPipeline
-from relax_core.data.placeholders import MediaRefused
 from relax_core.media.access import SourceAccess
+from relax_core.media.placeholders import MediaRefused
 from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.session import Branch, Limits, Sample

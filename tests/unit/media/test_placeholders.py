@@ -13,8 +13,8 @@ from relax_contrib.recipes import families as tiny
 from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.api.family import Rendered
 from relax_core.data.chat import ChatFamily
-from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
 from relax_core.learn.huggingface import conserved
+from relax_core.media.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
 from tests.unit.sampling.toy_policy import Letters
 
 IDS = {"image": 6, "video": 7}

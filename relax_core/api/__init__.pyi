@@ -33,7 +33,7 @@ from .engine import (
 )
 from .environment import (
     Action as Action, Environment as Environment, Observation as Observation, PromptRefused as PromptRefused,
-    Session as Session, Step as Step, Tool as Tool, tools_digest as tools_digest,
+    RowTool as RowTool, Session as Session, Step as Step, Tool as Tool, tools_digest as tools_digest,
 )
 from .errors import (
     ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, DiskFull as DiskFull, Diverged as Diverged,

@@ -32,6 +32,14 @@ class Tool:
     """Origin of the tool, such as the name of a server; not shown to the policy."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowTool(Tool):
+    """A tool of a row. Unlike the tools of an environment, its description reaches the template as it was written."""
+
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """`{"type": "function", "function": {"name": ..., ...}}` with all fields of the row."""
+
+
 def tools_digest(tools: Sequence[Tool]) -> str:
     """Return a digest of the tools as prompts show them, in their order: `sha256:` and 64 hexadecimal digits."""
     shown = [[tool.name, tool.description, tool.parameters] for tool in tools]

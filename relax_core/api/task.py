@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 MediaKind = Literal["image", "video", "audio"]
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +93,14 @@ class Task:
     def column(self, name: str) -> Any:
         """Return the value of a column of the task file; None if the task lacks the column."""
         return self.answer if name == "answer" else self.metadata.get(name)
+
+
+def half(text: str) -> str:
+    """Return the first half of a surrogate pair in a text, escaped as in JSON; empty for text of whole characters."""
+    found = None if text.isascii() else _HALF.search(text)
+    return "" if found is None else f"\\u{ord(found[0]):04x}"
+
+
+def without_halves(text: str) -> str:
+    """Return a text with the replacement character for each half of a surrogate pair."""
+    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -25,9 +25,8 @@ from relax_core.api.family import UNFINISHED, ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.model_folder import model_type, vocabulary_size
 from relax_core.api.options import Options
-from relax_core.api.task import Message, ToolCall
+from relax_core.api.task import Message, ToolCall, without_halves
 from relax_core.data.chat_template import ChatFiles, ChatTemplate
-from relax_core.data.plain_data import without_halves
 from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
 from relax_core.media.placeholders import PARTS, media_of, reader
 

@@ -21,13 +21,12 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 import jinja2
 from tokenizers import Tokenizer
 
-from relax_core.api.environment import Tool
+from relax_core.api.environment import RowTool, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.files import read_text
+from relax_core.api.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
 from relax_core.api.model_folder import placeholders
 from relax_core.api.task import Message, Part, ToolCall
-from relax_core.data.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
-from relax_core.data.row_tools import COLUMN, RowTool
 from relax_core.data.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"
@@ -92,8 +91,8 @@ class ChatTemplate:
 
         text, fields = self._checked(messages, 0, write, (speak, bool(tools)))
         if any(isinstance(tool, RowTool) for tool in tools) and text == self._render(fields, (), speak):
-            got = f"{self.name}, which shows no tools, for a row with {COLUMN}"
-            raise ConfigError(FIELD, got, f"name a template that shows tools, or remove the column {COLUMN}")
+            got = f"{self.name}, which shows no tools, for a row with tools"
+            raise ConfigError(FIELD, got, "name a template that shows tools, or remove the column tools")
         return text
 
     def after_turn(self, before: Sequence[Message], appended: Sequence[Message], speak: bool = True) -> str:

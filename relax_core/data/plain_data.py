@@ -8,7 +8,6 @@ Plain data are text of whole characters, numbers, true, false, null, lists, and 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, time, timedelta
@@ -16,11 +15,11 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from relax_core.api.task import half
 from relax_core.registry.error_text import too_many_digits
 
 MAX_DEPTH = 100
 """Largest number of nested levels of lists and tables. Messages between processes and Python's stack allow a few more."""
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Embedded:
@@ -107,17 +106,6 @@ def without_bytes(value: Any) -> Any:
     if isinstance(value, list):
         return [without_bytes(one) for one in value]
     return None if isinstance(value, bytes | bytearray | Embedded) else value
-
-
-def half(text: str) -> str:
-    """Return the first half of a surrogate pair in a text, escaped as in JSON; empty for text of whole characters."""
-    found = None if text.isascii() else _HALF.search(text)
-    return "" if found is None else f"\\u{ord(found[0]):04x}"
-
-
-def without_halves(text: str) -> str:
-    """Return a text with the replacement character for each half of a surrogate pair."""
-    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _whole(text: str) -> str:

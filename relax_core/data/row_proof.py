@@ -16,8 +16,8 @@ from typing import TypeVar
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
+from relax_core.api.message_words import missing_words
 from relax_core.api.task import Message
-from relax_core.data.message_words import missing_words
 from relax_core.data.repeated_prompt import Text
 
 SPEAKER = "assistant"

@@ -6,23 +6,13 @@ Only the prompt shows these tools. Calls of such tools stay in the policy's text
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from relax_core.api.environment import Tool
+from relax_core.api.environment import RowTool
 from relax_core.data.plain_data import NotPlainError, plain, read_json
 from relax_core.data.task_row import RowError, without_nulls
 
 COLUMN = "tools"
-
-
-@dataclass(frozen=True, slots=True)
-class RowTool(Tool):
-    """A tool of a row. Unlike the tools of an environment, its description reaches the template as it was written."""
-
-    schema: Mapping[str, Any] = field(default_factory=dict)
-    """`{"type": "function", "function": {"name": ..., ...}}` with all fields of the row."""
 
 
 def row_tools(value: object) -> tuple[RowTool, ...]:

@@ -17,17 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
+from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall, half, without_halves
 from relax_core.data.plain_data import (
     Embedded,
     NotPlainError,
     UnreadableValue,
-    half,
     holds_bytes,
     plain,
     read_json,
     without_bytes,
-    without_halves,
 )
 from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, in_uri, is_path, named
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from relax_core.api.environment import Environment, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.message_words import THINKS
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.model_folder import bounded_context
 from relax_core.api.reward import Reward
@@ -28,7 +29,6 @@ from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import EvalSetTable, TeacherTable
-from relax_core.data.message_words import THINKS
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.plain_data import plain
 from relax_core.data.row_proof import prompt_faults

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from relax_core.api.environment import Action, Observation, PromptRefused, Tool
 from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import ModelFamily, Rendered
-from relax_core.api.task import MediaKind, Message
+from relax_core.api.task import MediaKind, Message, without_halves
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.plain_data import without_halves
 from relax_core.engines.requests import (
     SAMPLING,
     Generate,

@@ -24,10 +24,9 @@ from relax_core.api.task import ToolCall
 from relax_core.data.chat import ChatFamily
 from relax_core.data.chat_template import tool_schema
 from relax_core.sampling.episode import InProcess, Limits, run_episode
+from tests.chat.tool_templates import BAR, CALL, DEEPSEEK_V3, GLM, HARMONY, HERMES, KIMI, LLAMA, QWEN3_CODER, TOOLS
 from tests.clients.conftest import PYTHON
 from tests.clients.policy import Says
-from tests.unit.data.test_tool_call_formats import CALL, TOOLS
-from tests.unit.data.tool_templates import BAR, DEEPSEEK_V3, GLM, HARMONY, HERMES, KIMI, LLAMA, QWEN3_CODER
 from tests.unit.sampling.toy_policy import answering
 
 PATIENCE_S = 60.0

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from tests.unit.data.test_chat import GEMMA
-from tests.unit.data.tool_templates import BAR, HARMONY, HERMES, LLAMA, MISTRAL, PHI
+from tests.chat.models import GEMMA
+from tests.chat.tool_templates import BAR, HARMONY, HERMES, LLAMA, MISTRAL, PHI
 
 QWEN3 = """
 {%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}

@@ -15,8 +15,8 @@ from relax_core.data.task_files import Files
 from relax_core.media.placeholders import media_of
 from relax_core.rewards.host import RewardResult
 from relax_core.rewards.scorer import failing_sample
+from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES
-from tests.unit.data.test_tool_calls import open_family
 
 ROWS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text())["rows"]
 

@@ -14,8 +14,8 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
 from relax_core.data.row_proof import example_faults, prompt_faults
+from tests.chat.tool_templates import open_family
 from tests.odd_inputs.family_templates import FAMILIES
-from tests.unit.data.test_tool_calls import open_family
 
 STEPS = tomllib.loads((Path(__file__).parent / "families.toml").read_text())
 ASKED, SAID = Message("user", "q"), Message("assistant", "a")

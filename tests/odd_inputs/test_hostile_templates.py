@@ -16,7 +16,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.data import template_sandbox
 from relax_core.data.chat_template import ChatTemplate
-from tests.unit.data.test_chat import GEMMA, LLAMA, MISTRAL, QWEN
+from tests.chat.models import GEMMA, LLAMA, MISTRAL, QWEN
 
 TEMPLATES = tomllib.loads((Path(__file__).parent / "hostile_templates.toml").read_text())["templates"]
 

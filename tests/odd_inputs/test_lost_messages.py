@@ -14,7 +14,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, Part, ToolCall
 from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
-from tests.unit.data.test_chat import SHAPES, open_family, write_model
+from tests.chat.models import SHAPES, open_family, write_model
 
 CASES = tomllib.loads((Path(__file__).parent / "lost_messages.toml").read_text())["case"]
 PARTS = (

@@ -19,8 +19,7 @@ from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import Files, JsonLines
 from relax_core.data.tasks import TaskSet
-from tests.unit.data.test_tool_calls import open_family
-from tests.unit.data.tool_templates import HERMES
+from tests.chat.tool_templates import HERMES, open_family
 
 ROWS = tomllib.loads((Path(__file__).parent / "message_rows.toml").read_text())["rows"]
 CHATML = (

@@ -16,8 +16,8 @@ from relax_core.config.tables import EngineTable
 from relax_core.control.prepare import Prepared, prepare, prepare_resume
 from relax_core.data import template_sandbox
 from relax_core.engines.factories import auxiliary_spec
+from tests.chat.models import SHAPES, open_family, write_model
 from tests.odd_inputs.test_data_checks import configured, folder
-from tests.unit.data.test_chat import SHAPES, open_family, write_model
 
 __all__ = ["folder"]
 DATED = "{{ strftime_now('%d %B %Y, %H') }}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -11,8 +11,8 @@ from relax_core.api import ConfigError
 from relax_core.api.algorithm import Source
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import JsonLines
+from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES
-from tests.unit.data.test_tool_calls import open_family
 
 ROWS = tomllib.loads(Path(__file__).with_name("repeated_prompts.toml").read_text())["rows"]
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from relax_core.cli.data import SHOWN_CHARS
 from relax_core.cli.main import app
+from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES
-from tests.unit.data.test_tool_calls import open_family
 
 
 def checked(folder: Path, *rows: dict[str, object], as_json: bool = False) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.data.tool_calls import FORMATS
-from tests.unit.data.test_tool_call_formats import TOOLS
+from tests.chat.tool_templates import TOOLS
 
 TURNS = tomllib.loads((Path(__file__).parent / "tool_calls.toml").read_text())["turns"]
 

@@ -19,8 +19,7 @@ from relax_core.api import Environment, Message, Task, Tool, Trajectory
 from relax_core.api.task import ToolCall
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
-from tests.unit.data.test_tool_calls import open_family
-from tests.unit.data.tool_templates import TEMPLATES
+from tests.chat.tool_templates import TEMPLATES, open_family
 from tests.unit.sampling.toy_policy import Completion, Script, answering, play, texts
 
 FIND = Tool("find", {"type": "object", "properties": {"q": {"type": "string"}}})

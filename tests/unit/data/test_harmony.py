@@ -15,9 +15,7 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.data import harmony
 from relax_core.data.chat import ChatFamily
 from relax_core.data.tool_calls import FORMATS
-from tests.unit.data.test_tool_call_formats import CALL, TOOLS
-from tests.unit.data.test_tool_calls import open_family
-from tests.unit.data.tool_templates import HARMONY
+from tests.chat.tool_templates import CALL, HARMONY, TOOLS, open_family
 
 READ = FORMATS["harmony"]
 THOUGHT = "<|channel|>analysis<|message|>I had better look.<|end|>"

@@ -11,36 +11,7 @@ from hypothesis import given, settings, strategies as st
 from relax_core.api.environment import Tool
 from relax_core.data.tool_calls import FORMATS
 from relax_core.rpc import messages as wire
-from tests.unit.data.tool_templates import BAR
-
-KINDS = {
-    "text": {"type": "string"},
-    "count": {"type": "integer"},
-    "ratio": {"type": "number"},
-    "on": {"type": "boolean"},
-    "items": {"type": "array", "items": {}},
-    "table": {"$ref": "#/$defs/Table"},
-    "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-}
-SCHEMA = {"type": "object", "properties": KINDS, "required": [], "$defs": {"Table": {"type": "object"}}}
-TOOLS = (Tool("search", SCHEMA), Tool("find_all", SCHEMA))
-
-
-CALL = {
-    "hermes": '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
-    "qwen3-coder": "<tool_call>\n<function=search>\n</function>\n</tool_call>",
-    "glm": "<tool_call>search\n</tool_call>",
-    "llama": '<|python_tag|>{"name": "search", "parameters": {}}',
-    "mistral": "[TOOL_CALLS]search[ARGS]{}",
-    "deepseek": f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>search<{BAR}tool▁sep{BAR}>{{}}"
-    f"<{BAR}tool▁call▁end{BAR}><{BAR}tool▁calls▁end{BAR}>",
-    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    "<|tool_calls_section_end|>",
-    "phi": 'functools[{"name": "search", "arguments": {}}]',
-    "pythonic": "<|python_start|>[search()]<|python_end|>",
-    "harmony": "<|channel|>commentary to=functions.search <|constrain|>json<|message|>{}<|call|>",
-}
-
+from tests.chat.tool_templates import BAR, CALL, KINDS, SCHEMA, TOOLS
 
 READ = [
     ("hermes", 'a <tool_call>{"name": "search", "arguments": {"text": "</tool_call>"}}</tool_call> b', "a  b"),

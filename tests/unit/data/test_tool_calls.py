@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import get_args
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ToolCallFormat
+from relax_core.api.message_words import missing_words
 from relax_core.api.task import Message, ToolCall
-from relax_core.data.chat import ChatFamily
-from relax_core.data.message_words import missing_words
 from relax_core.data.tool_calls import FORMATS, call_format
-from tests.unit.data.test_tool_call_formats import CALL, TOOLS
-from tests.unit.data.tool_templates import TEMPLATES
+from tests.chat.tool_templates import CALL, TEMPLATES, TOOLS, open_family
 
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20) | st.sampled_from(
     [
@@ -54,25 +50,6 @@ VALUES = {
 }
 CALLS = st.builds(ToolCall, st.sampled_from([tool.name for tool in TOOLS]), st.fixed_dictionaries({}, optional=VALUES))
 TEXTS = ["", "Let me see.", "<think>so, so</think>\n\nWell"]
-
-
-def open_family(folder, template, end, special=(), **model):
-    """A model whose marks are special tokens, so that they vanish from what is decoded without them."""
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={one: place for place, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]
-        )
-    )
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    shown = call_format(model.get("tool_calls", "auto"), template)
-    tokenizer.add_special_tokens(["<s>", end, *(special or ((*shown.opens, *shown.marks) if shown else ()))])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": end}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(end)}))
-    (folder / "chat_template.jinja").write_text(template)
-    family = ChatFamily()
-    family.open({"path": str(folder), **model})
-    return family
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.chat import ChatFamily
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
-from tests.unit.data.test_chat import QWEN, SHAPES, open_family, write_model
-from tests.unit.data.test_tool_calls import open_family as open_with_marks
-from tests.unit.data.tool_templates import TEMPLATES
+from tests.chat.models import QWEN, SHAPES, open_family, write_model
+from tests.chat.tool_templates import TEMPLATES, open_family as open_with_marks
 
 CHAT = (Message("system", "help the user:"), Message("user", "  12+12=\n\nhelp "))
 ASKED = Task("t1", (Message("user", "12+12="),))

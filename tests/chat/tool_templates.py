@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from relax_core.api.environment import Tool
+from relax_core.data.chat import ChatFamily
+from relax_core.data.tool_calls import call_format
 
 CHATML = (
     "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}"
@@ -237,3 +244,49 @@ TEMPLATES = {
     "harmony": ("harmony", HARMONY, "<|return|>"),
 }
 """By name: the format, the template, and the token that ends a turn."""
+KINDS = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "ratio": {"type": "number"},
+    "on": {"type": "boolean"},
+    "items": {"type": "array", "items": {}},
+    "table": {"$ref": "#/$defs/Table"},
+    "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+}
+SCHEMA = {"type": "object", "properties": KINDS, "required": [], "$defs": {"Table": {"type": "object"}}}
+TOOLS = (Tool("search", SCHEMA), Tool("find_all", SCHEMA))
+
+
+CALL = {
+    "hermes": '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
+    "qwen3-coder": "<tool_call>\n<function=search>\n</function>\n</tool_call>",
+    "glm": "<tool_call>search\n</tool_call>",
+    "llama": '<|python_tag|>{"name": "search", "parameters": {}}',
+    "mistral": "[TOOL_CALLS]search[ARGS]{}",
+    "deepseek": f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>search<{BAR}tool▁sep{BAR}>{{}}"
+    f"<{BAR}tool▁call▁end{BAR}><{BAR}tool▁calls▁end{BAR}>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>",
+    "phi": 'functools[{"name": "search", "arguments": {}}]',
+    "pythonic": "<|python_start|>[search()]<|python_end|>",
+    "harmony": "<|channel|>commentary to=functions.search <|constrain|>json<|message|>{}<|call|>",
+}
+
+
+def open_family(folder, template, end, special=(), **model):
+    """A model whose marks are special tokens, so that they vanish from what is decoded without them."""
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={one: place for place, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]
+        )
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    shown = call_format(model.get("tool_calls", "auto"), template)
+    tokenizer.add_special_tokens(["<s>", end, *(special or ((*shown.opens, *shown.marks) if shown else ()))])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": end}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(end)}))
+    (folder / "chat_template.jinja").write_text(template)
+    family = ChatFamily()
+    family.open({"path": str(folder), **model})
+    return family

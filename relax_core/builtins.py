@@ -34,11 +34,6 @@ def relax_samplers() -> list[Component]:
 
 
 @hook
-def relax_model_families() -> list[Component]:
-    return [Component("chat", "relax_core.data.chat:ChatFamily", "Any model with a tokenizer.json and a chat template")]
-
-
-@hook
 def relax_buses() -> list[Component]:
     return [
         Component("in-process", "relax_core.bus.store:InProcessBus", "Keeps rows in the memory of the controller"),

@@ -13,7 +13,7 @@ from tests.authors.conftest import ROOT, Home, ended
 from tests.graph.conftest import Relax
 
 PACKAGES = (
-    "relax_core", "relax_contrib", "relax_plugin_distillation", "relax_plugin_network_weights",
+    "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_distillation", "relax_plugin_network_weights",
     "relax_plugin_policy_gradient", "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised",
     "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip

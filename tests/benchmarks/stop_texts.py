@@ -8,8 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from relax_plugin_chat.chat import ChatFamily
+
 from relax_contrib.recipes.quickstart.model import save_tokenizer
-from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import stop_end, watch_for
 
 LENGTHS = (1_000, 4_000, 16_000)

@@ -4,9 +4,9 @@
 import json
 from dataclasses import dataclass
 
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from relax_core.data.chat import ChatFamily
 from tests.chat.tool_templates import LLAMA, MISTRAL
 
 QWEN = """

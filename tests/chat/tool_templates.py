@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from importlib import resources
 
+from relax_plugin_chat.chat import ChatFamily
+from relax_plugin_chat.tool_calls import call_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api.environment import Tool
-from relax_core.data.chat import ChatFamily
-from relax_core.data.tool_calls import call_format
 
 CHATML = (
     "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}"

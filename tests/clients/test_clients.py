@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_core.api import Message, Outcome, Task, Trajectory
-from relax_core.data.chat import ChatFamily
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits, run_episode
 from relax_core.views.run import open_run

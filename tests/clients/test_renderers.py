@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from relax_plugin_agents.history import Call, History
 from relax_plugin_agents.model_request import ModelRequest
+from relax_plugin_chat.chat import ChatFamily
+from relax_plugin_chat.chat_template import tool_schema
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from relax_core.api import Environment, Message, Task, Trajectory
 from relax_core.api.task import ToolCall
-from relax_core.data.chat import ChatFamily
-from relax_core.data.chat_template import tool_schema
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from tests.chat.tool_templates import BAR, CALL, DEEPSEEK_V3, GLM, HARMONY, HERMES, KIMI, LLAMA, QWEN3_CODER, TOOLS
 from tests.clients.conftest import PYTHON

@@ -20,6 +20,7 @@ from relax_core.roles.step import ClaimedRows
 
 ROOT = Path(__file__).parents[2]
 AGENTS, MCP = "plugins/relax-plugin-agents/tests", "plugins/relax-plugin-mcp/tests"
+CHAT = "plugins/relax-plugin-chat/tests"
 Shown = dict[int, tuple[str, dict[str, tuple[str, ...]]]]
 
 INVARIANTS: Shown = {
@@ -71,7 +72,7 @@ INVARIANTS: Shown = {
         "relax_core/testing/sandbox.py": ("test_processes_left_by_a_program_end_with_it",),
     }),
     10: ("templates and dialects agree", {
-        "tests/unit/data/test_chat.py": ("test_ids_of_a_canonical_conversation_are_those_of_its_rendered_text",),
+        f"{CHAT}/test_chat.py": ("test_ids_of_a_canonical_conversation_are_those_of_its_rendered_text",),
         "tests/clients/test_renderers.py": ("test_a_conversation_continues_with_the_tokens_of_the_other_library",),
         f"{AGENTS}/test_gateway.py": ("test_one_conversation_in_three_dialects_is_one_tree",),
     }),
@@ -111,14 +112,14 @@ CASES: Shown = {
     }),
     6: ("arguments written again, in another order, with keys twice, or invalid", {
         f"{AGENTS}/test_history.py": ("test_calls_are_known_again_by_name_and_arguments",),
-        "tests/unit/data/test_tool_call_formats.py": ("test_arguments_that_fit_no_tool_are_reported",),
+        f"{CHAT}/test_tool_call_formats.py": ("test_arguments_that_fit_no_tool_are_reported",),
     }),
     7: ("an answer cut by a limit, then extended", {
         f"{AGENTS}/test_history.py": ("test_an_answer_that_a_limit_cut_can_be_extended_and_an_ended_one_cannot",),
     }),
     8: ("text that spells special tokens, a call inside a thought", {
-        "tests/unit/data/test_chat.py": ("test_sampled_ids_are_never_encoded_again",),
-        "tests/unit/data/test_tool_call_formats.py": ("test_calls_inside_a_thought_do_not_count",),
+        f"{CHAT}/test_chat.py": ("test_sampled_ids_are_never_encoded_again",),
+        f"{CHAT}/test_tool_call_formats.py": ("test_calls_inside_a_thought_do_not_count",),
     }),
     9: ("tools or a system prompt that change, nonces", {
         f"{AGENTS}/test_history.py": (

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from relax_plugin_chat.chat import ChatFamily
 from relax_plugin_megatron.folder import exported_config, write_folder as write_folder_of_tensors
 from relax_plugin_torch.model import export_folder, load_model, own_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -19,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from relax_core.api import Message
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.data.chat import ChatFamily
 from relax_core.testing.trainer import tiny_model
 from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
 from relax_core.data.row_proof import example_faults, prompt_faults
 from tests.chat.tool_templates import open_family

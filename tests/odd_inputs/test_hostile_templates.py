@@ -11,11 +11,11 @@ from typing import Any
 
 import jinja2
 import pytest
+from relax_plugin_chat import template_sandbox
+from relax_plugin_chat.chat_template import ChatTemplate
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
-from relax_core.data import template_sandbox
-from relax_core.data.chat_template import ChatTemplate
 from tests.chat.models import GEMMA, LLAMA, MISTRAL, QWEN
 
 TEMPLATES = tomllib.loads((Path(__file__).parent / "hostile_templates.toml").read_text())["templates"]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, Part, ToolCall
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
 from tests.chat.models import SHAPES, open_family, write_model
 

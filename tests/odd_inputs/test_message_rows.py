@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_core.api.algorithm import Source
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import Files, JsonLines
 from relax_core.data.tasks import TaskSet

@@ -11,12 +11,12 @@ from typing import Any
 
 import jinja2
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from relax_core.api.family import Rendered
 from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import example
 from relax_core.data.row_proof import example_faults
 from relax_core.engines.model_client import PoolModelClient

@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from relax_plugin_chat import template_sandbox
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.config.tables import EngineTable
 from relax_core.control.prepare import Prepared, prepare, prepare_resume
-from relax_core.data import template_sandbox
 from relax_core.engines.factories import auxiliary_spec
 from tests.chat.models import SHAPES, open_family, write_model
 from tests.odd_inputs.test_data_checks import configured, folder

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api.environment import Tool
 from relax_core.api.task import Message
-from relax_core.data.chat import ChatFamily
 
 TOKENIZERS = tomllib.loads((Path(__file__).parent / "stop_tokens.toml").read_text())["tokenizers"]
 TEMPLATE = (

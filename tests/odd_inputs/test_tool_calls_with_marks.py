@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_chat.tool_calls import FORMATS
 
-from relax_core.data.tool_calls import FORMATS
 from tests.chat.tool_templates import TOOLS
 
 TURNS = tomllib.loads((Path(__file__).parent / "tool_calls.toml").read_text())["turns"]

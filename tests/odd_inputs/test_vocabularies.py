@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import JsonLines
 from relax_core.data.tasks import TaskSet

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api import Action, Chosen, Environment, Message, Outcome, Source, Step, Task, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.control.tool_check import check_tool_calls
-from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from tests.unit.sampling.toy_policy import Completion, Letters, Script, answering

@@ -13,11 +13,11 @@ from relax_plugin_agents.dialects.chat import ChatCompletions
 from relax_plugin_agents.dialects.messages import AnthropicMessages
 from relax_plugin_agents.dialects.responses import Responses
 from relax_plugin_agents.model_request import Refused
+from relax_plugin_chat.chat_template import ChatTemplate, tool_schema
 
 from relax_core.api import ConfigError
 from relax_core.api.environment import Tool
 from relax_core.api.task import Media, Message, Part, ToolCall
-from relax_core.data.chat_template import ChatTemplate, tool_schema
 
 CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

@@ -4,13 +4,13 @@
 import json
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import Rendered
 from relax_core.api.task import Message
-from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import Dataset, example
 from relax_core.data.task_files import JsonLines
 from relax_core.media.access import SourceAccess

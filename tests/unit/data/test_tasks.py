@@ -4,12 +4,12 @@
 import json
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
-from relax_core.data.chat import ChatFamily
 from relax_core.data.task_files import JsonLines
 from relax_core.data.tasks import ColumnNeed, TaskSet, hold_out_size
 

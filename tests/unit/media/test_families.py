@@ -32,6 +32,7 @@ from tests.unit.media import clips
 
 torch = pytest.importorskip("torch")
 
+from relax_plugin_chat.chat import ChatFamily  # noqa: E402
 from relax_plugin_omni.audio import AudioProcessor  # noqa: E402
 from relax_plugin_omni.image import ImageOptions, ImageProcessor  # noqa: E402
 from relax_plugin_omni.video import VideoOptions, VideoProcessor  # noqa: E402
@@ -40,7 +41,6 @@ from relax_plugin_torch.policy import Policy  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
-from relax_core.data.chat import ChatFamily  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
 from relax_core.media.placeholders import PlaceholderTokens, expand_placeholders  # noqa: E402
 from relax_core.trainer_kit.row_media import RowMedia  # noqa: E402

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes import families as tiny
 from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.api.family import Rendered
-from relax_core.data.chat import ChatFamily
 from relax_core.learn.huggingface import conserved
 from relax_core.media.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
 from tests.unit.sampling.toy_policy import Letters

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 from relax_plugin_reasoning_gym.source import ReasoningGymOptions, ReasoningGymSource
 
 from relax_contrib.recipes.smollm import build as recipe, model as smollm
@@ -16,7 +17,6 @@ from relax_contrib.recipes.smollm.task import LARGEST, split
 from relax_contrib.recipes.smollm_gym import build as gym
 from relax_core.api import Message
 from relax_core.control.prepare import Recipe, plan_run
-from relax_core.data.chat import ChatFamily
 
 WIDTH, HEADS, LAYERS = 32, 2, 1
 TEMPLATE = (

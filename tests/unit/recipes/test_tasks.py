@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from relax_plugin_chat.chat import ChatFamily
 from relax_plugin_omni.patches import resized
 from relax_plugin_reasoning_gym.reward import ReasoningGymReward, ReasoningGymRewardOptions
 from relax_plugin_rewards.code import find_program
@@ -26,7 +27,6 @@ from relax_contrib.recipes.search import build as search_build
 from relax_contrib.recipes.search.task import FACTS, people
 from relax_contrib.recipes.zoom.task import BOXES, CLOSE, COLOURS, HALF, Scene, call, crop, draw
 from relax_core.api import Task, Trajectory
-from relax_core.data.chat import ChatFamily
 
 SEED = 1
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from relax_core.data.chat import ChatFamily
+from relax_plugin_chat.chat import ChatFamily
 
 
 @pytest.fixture(scope="module")

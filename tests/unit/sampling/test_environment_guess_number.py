@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.guess_number import GuessNumber, GuessNumberOptions
 from relax_contrib.recipes.guess_number.build import GUESSES, LETTERS, PROMPT
 from relax_contrib.recipes.quickstart.model import EOS, save_tokenizer
 from relax_core.api import Message, Outcome, SystemClock, Task, Trajectory
-from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import PendingRequest
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.runners.local.workers import LocalWorkers

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes.families import EOS, save_tokenizer
 from relax_contrib.recipes.signalling.build import SIGNALS, WORDS
 from relax_contrib.signalling import Signalling, SignallingOptions
 from relax_core.api import Message, Outcome, Task, Trajectory
-from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from relax_core.testing.environment import EnvironmentSuite

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.data.chat import ChatFamily
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from tests.chat.models import QWEN, SHAPES, open_family, write_model

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from relax_plugin_chat.chat import ChatFamily
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api import Environment, Message, Outcome, Part, PromptRefused, Task, Trajectory
 from relax_core.api.task import Media
-from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import PendingRequest
 from relax_core.media.placeholders import MediaRefused, MediaUnavailable
 from relax_core.sampling.episode import InProcess, Limits, run_episode

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from relax_plugin_chat.tool_calls import FORMATS
+
 from relax_core.api import Environment, Message, ModelFamily, Rendered, Task, Tool, Trajectory
-from relax_core.data.tool_calls import FORMATS
 from relax_core.engines.requests import Ending, Generate, PendingRequest, RoutedExperts
 from relax_core.sampling.episode import EnvironmentHandle, InProcess, Limits, run_episode
 

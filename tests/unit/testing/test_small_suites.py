@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from relax_plugin_chat.chat import ChatFamily
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api import Filter, Proposal, Role, Sampler, ScalingPolicy
 from relax_core.api.plan import Operation
-from relax_core.data.chat import ChatFamily
 from relax_core.data.task_files import Files, JsonLines, TableSource
 from relax_core.sampling.groups import Shuffle
 from relax_core.testing.filter import FilterSuite

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from relax_plugin_chat import harmony
+from relax_plugin_chat.chat import ChatFamily
+from relax_plugin_chat.tool_calls import FORMATS
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
-from relax_core.data import harmony
-from relax_core.data.chat import ChatFamily
-from relax_core.data.tool_calls import FORMATS
 from tests.chat.tool_templates import CALL, HARMONY, TOOLS, open_family
 
 READ = FORMATS["harmony"]

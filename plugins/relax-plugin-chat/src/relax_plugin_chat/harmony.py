@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from relax_core.data.tool_call_readers import CallError, Parameters, WrittenCall, passed, read_json, skip_space
+from relax_plugin_chat.tool_call_readers import CallError, Parameters, WrittenCall, passed, read_json, skip_space
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 CALL, END, RETURN = ENDS = "<|call|>", "<|end|>", "<|return|>"

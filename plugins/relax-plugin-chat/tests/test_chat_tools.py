@@ -4,10 +4,10 @@
 from typing import Literal
 
 import pytest
+from relax_plugin_chat.chat_template import tool_schema, type_schema
+from relax_plugin_chat.tool_calls import FORMATS
 
 from relax_core.api.environment import Tool
-from relax_core.data.chat_template import tool_schema, type_schema
-from relax_core.data.tool_calls import FORMATS
 
 parse_calls = FORMATS["hermes"].parse
 

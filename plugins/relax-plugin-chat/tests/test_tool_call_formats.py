@@ -7,9 +7,9 @@ import json
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from relax_plugin_chat.tool_calls import FORMATS
 
 from relax_core.api.environment import Tool
-from relax_core.data.tool_calls import FORMATS
 from relax_core.rpc import messages as wire
 from tests.chat.tool_templates import BAR, CALL, KINDS, SCHEMA, TOOLS
 

@@ -27,7 +27,7 @@ from relax_core.api.files import read_text
 from relax_core.api.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
 from relax_core.api.model_folder import placeholders
 from relax_core.api.task import Message, Part, ToolCall
-from relax_core.data.template_sandbox import compiled, rendered, to_json
+from relax_plugin_chat.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import ToolCall
-from relax_core.data import harmony, tool_call_readers as readers
-from relax_core.data.chat_template import tool_schema
-from relax_core.data.tool_call_readers import CallError, Parameters, Reader, WrittenCall
+from relax_plugin_chat import harmony, tool_call_readers as readers
+from relax_plugin_chat.chat_template import tool_schema
+from relax_plugin_chat.tool_call_readers import CallError, Parameters, Reader, WrittenCall
 
 FIELD = "model.tool_calls"
 

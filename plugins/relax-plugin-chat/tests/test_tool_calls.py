@@ -8,12 +8,12 @@ from typing import get_args
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
+from relax_plugin_chat.tool_calls import FORMATS, call_format
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ToolCallFormat
 from relax_core.api.message_words import missing_words
 from relax_core.api.task import Message, ToolCall
-from relax_core.data.tool_calls import FORMATS, call_format
 from tests.chat.tool_templates import CALL, TEMPLATES, TOOLS, open_family
 
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20) | st.sampled_from(

@@ -25,7 +25,7 @@ from relax_plugin_rewards import (
 )
 
 from relax_core.api import Tool
-from relax_core.data.tool_calls import FORMATS
+from relax_plugin_chat.tool_calls import FORMATS
 
 LENGTH = 1 << 18
 """A linear reader takes some milliseconds for so many characters, a quadratic one minutes."""

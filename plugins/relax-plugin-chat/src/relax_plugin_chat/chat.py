@@ -26,9 +26,10 @@ from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.model_folder import model_type, vocabulary_size
 from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall, without_halves
-from relax_core.media.placeholders import PARTS, media_of, reader
+from relax_core.media.placeholders import media_of
 from relax_plugin_chat.chat_template import ChatFiles, ChatTemplate
 from relax_plugin_chat.tool_calls import FIELD, FORMATS, CallFormat, call_format
+from relax_plugin_chat.video_marks import PARTS, reader
 
 PROMPT_END = 16
 """Number of final prompt tokens that are searched for the mark that opens a thought, such as `<think>`."""

@@ -24,9 +24,10 @@ from tokenizers import Tokenizer
 from relax_core.api.environment import RowTool, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.files import read_text
-from relax_core.api.message_words import BEGIN, END, MARK, NAME, form_of, lost_marks, marked, missing_words
+from relax_core.api.message_words import BEGIN, END, NAME, missing_words
 from relax_core.api.model_folder import placeholders
 from relax_core.api.task import Message, Part, ToolCall
+from relax_plugin_chat.message_marks import MARK, form_of, lost_marks, marked
 from relax_plugin_chat.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"

@@ -25,6 +25,7 @@ from relax_core.api.component import KINDS, Component, Configurable, ContractT, 
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.registry.error_text import did_you_mean, nearest, plugin_frames, said
 from relax_core.registry.handshake import (
+    CORE,
     Offered,
     PluginState,
     Record,
@@ -119,7 +120,7 @@ class Catalogue:
     def find(self, kind: str, name: str) -> Found:
         """Return the component with this name, or `distribution:name`, without importing its class."""
         table = known_kind(kind)
-        wanted, _, bare = name.rpartition(":")
+        wanted, bare = _split(kind, name)
         found = [
             Found(component, record.distribution, record.version, record.location, record.name)
             for record in self.records
@@ -244,9 +245,18 @@ def installable() -> dict[str, dict[str, str]]:
     return cast(dict[str, dict[str, str]], json.loads(text))
 
 
+def _split(kind: str, name: str) -> tuple[str, str]:
+    """Return distribution and name of `distribution:name`; the distribution is empty if it is not given.
+
+    Older run directories name the core for a component that has moved to a plugin since; its distribution is the plugin.
+    """
+    wanted, _, bare = name.rpartition(":")
+    return (installable().get(kind, {}).get(bare, CORE) if wanted == CORE else wanted), bare
+
+
 def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
     """Return the error for a component name that no loaded plugin offers, with the most certain cause."""
-    wanted, _, bare = name.rpartition(":")
+    wanted, bare = _split(kind.name, name)
     field = kind.table or kind.name
     if record := _would_offer(kind, wanted, bare, records):
         return _unloaded(kind, bare, record)

@@ -64,8 +64,16 @@ def test_an_unknown_name_says_what_to_do(half, kind, name, said):
 
 def test_a_component_of_a_plugin_that_is_not_installed_names_the_plugin(monkeypatch):
     monkeypatch.setitem(installable(), "trainer", {"other": "relax-plugin-other"})
-    with pytest.raises(ConfigError, match="its plugin is not installed; pip install relax-plugin-other"):
-        load().find("trainer", "other")
+    for name in ("other", "relax-core:other"):
+        with pytest.raises(ConfigError, match=f"'{name}'; its plugin is not installed; pip install relax-plugin-other"):
+            load().find("trainer", name)
+
+
+def test_the_core_is_still_named_for_a_component_that_moved_to_a_plugin():
+    """A run directory keeps the name that its configuration had when the core offered the component."""
+    assert load().find("model-family", "relax-core:chat") == load().find("model-family", "chat")
+    with pytest.raises(ConfigError, match="no plugin offers it"):
+        load().find("model-family", "relax-core:other")
 
 
 def test_a_known_component_that_its_installed_distribution_lacks_asks_for_an_upgrade(site):

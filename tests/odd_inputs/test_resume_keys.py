@@ -224,6 +224,10 @@ def test_a_run_of_an_earlier_version_keeps_the_tasks_that_its_configuration_held
     run, wanted = begun
     earlier = shutil.copytree(run, tmp_path / "earlier")
     (earlier / "held-out.json").unlink()
+    config = (earlier / "config.toml").read_text()
+    assert 'name = "chat"' in config, "the family was a component of the core"
+    (earlier / "config.toml").write_text(config.replace('name = "chat"', 'name = "relax-core:chat"'))
+    (earlier / "plugins.json").write_text('{"plugins": [{"name": "relax-core", "version": "0.1.0", "hash": ""}]}')
     shutil.copy(run.parent / "other.jsonl", tmp_path)
     assert resumed(earlier, tmp_path, "eval.every=0") == wanted
     prepare_resume(tmp_path / "run", ["eval.every=9"], unfinished=True).directory.close()

@@ -209,11 +209,13 @@ def _in_thread(call: Callable[[], T]) -> T:
         except BaseException as error:
             ended.set_exception(error)
 
-    threading.Thread(target=conduct, name="relax", daemon=True).start()
+    thread = threading.Thread(target=conduct, name="relax", daemon=True)
     if threading.current_thread() is not threading.main_thread():  # no other thread gets signals
+        thread.start()
         return ended.result()
     before = signal.signal(signal.SIGINT, lambda *_: interrupts.send())
     try:
+        thread.start()
         wait([ended])
     finally:
         signal.signal(signal.SIGINT, before)

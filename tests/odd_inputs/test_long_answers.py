@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from gymnasium import spaces
+from relax_plugin_chat.tool_calls import FORMATS
 from relax_plugin_gymnasium.spaces import UnreadableAction, read_action
 from relax_plugin_openenv import environment as openenv
 from relax_plugin_reasoning_gym.reward import extract
@@ -25,7 +26,6 @@ from relax_plugin_rewards import (
 )
 
 from relax_core.api import Tool
-from relax_plugin_chat.tool_calls import FORMATS
 
 LENGTH = 1 << 18
 """A linear reader takes some milliseconds for so many characters, a quadratic one minutes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from importlib import metadata
 from typing import Annotated, NoReturn
 
@@ -86,7 +85,8 @@ def main() -> NoReturn:
             signal.signal(number, stop_command)
     signal.signal(signal.SIGUSR1, lambda *_: None)  # a live run saves a checkpoint; it must never end the process
     INTERRUPTS.set(interrupts := Interrupts())
-    threading.Thread(target=_print_waits_for_ever, daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_print_waits_until, args=(ended,), daemon=True).start()
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
             # Typer imports pydantic to convert values, which takes longer than this whole verb.
@@ -97,10 +97,11 @@ def main() -> NoReturn:
         code = fail(Interrupted() if interrupts.sent else error)
     else:
         code = fail(Interrupted()) if interrupts.sent and code == INTERRUPTED else code  # typer turns it into a code
+    finally:
+        ended.set()
     sys.exit(code)
 
 
-def _print_waits_for_ever() -> None:
-    while True:
-        time.sleep(EVERY_S)
+def _print_waits_until(ended: threading.Event) -> None:
+    while not ended.wait(EVERY_S):
         print_waits()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from relax_plugin_vllm.engine import VllmEngine
 from relax_plugin_vllm.environment_variables import on_gpu
@@ -15,6 +16,9 @@ from relax_plugin_vllm.options import VllmOptions
 from relax_core.api import ConfigError
 from relax_core.testing.engine import EngineSuite, PrefixChecks
 from relax_core.testing.engine_fixture import CONTEXT, EngineFixture, tiny_qwen3
+
+REPEATING = (5, 6, 7, 8) * 6
+"""A prompt in which the last tokens stood before, so that every request begins with a draft."""
 
 
 class TestVllm(PrefixChecks, EngineSuite):
@@ -42,6 +46,31 @@ class TestVllmOnTwoRanks(PrefixChecks, EngineSuite):
     if not on_gpu():
         test_sleep_frees_and_wake_restores = None
         test_an_unknown_part_cannot_be_offloaded = None
+
+    def test_samples_and_log_probs_are_those_without_drafts_and_drafts_are_counted(self, lab: EngineFixture) -> None:
+        plain = EngineFixture(VllmEngine(), lab.model, lab.model).start()
+        prompts = (REPEATING, REPEATING[:9], (9, 4, 11))
+        found = {}
+        for drafts, engine in ((0, plain), (3, lab)):
+            requests = [engine.request(prompt, 24, seed=seed) for seed, prompt in enumerate(prompts)]
+            requests += [
+                engine.request(REPEATING, 24, temperature=0.0),
+                engine.request(REPEATING, 24, seed=9, top_k=3, num_top=2),
+            ]
+            found[drafts] = engine.generate(*requests)
+        plain.stop()
+        assert [got.tokens for got in found[3]] == [got.tokens for got in found[0]]
+        for got, without in zip(found[3], found[0], strict=True):
+            np.testing.assert_allclose(got.log_probs, without.log_probs, atol=1e-4)
+            assert [[token for token, _ in pairs] for pairs in got.top] == [
+                [token for token, _ in pairs] for pairs in without.top
+            ]
+            assert without.drafts is None
+        counts = [got.drafts for got in found[3] if got.drafts is not None]
+        assert all(0 <= kept <= drafted for kept, drafted in counts)
+        assert sum(drafted for _, drafted in counts) > 0
+        greedy = found[3][3].drafts
+        assert greedy is not None and greedy[0] > 0  # greedy samples of a tiny model repeat themselves
 
 
 def test_a_cache_without_room_for_one_context_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ REFUSED = re.compile(
     r"|^(What|Whose|Who|Of|To|It|They|Its|Their|Where|Which|Whether|How|That|Those|Once|Not)\b"
 )
 """Words that hide the subject of a sentence, and first words that refer to something not named yet."""
+PLUGIN = re.compile(r"relax[-_]plugin[-_][a-z]\w*")
+"""Name of a plugin, which the core never contains: `.ci/plugins.py` writes the list that errors use."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
@@ -63,6 +65,8 @@ class Module:
             yield f"{self.name}: the first line is not {SPDX!r}"
         if self.tree.body and not ast.get_docstring(self.tree):
             yield f"{self.name}: no module docstring"
+        if self.name.startswith("relax_core/") and (plugin := PLUGIN.search(self.text)):
+            yield f"{self.name} contains {plugin[0]!r}: the core names no plugin"
         for node in ast.walk(self.tree):
             for line, text in sentences(node):
                 if refused := REFUSED.search(text):

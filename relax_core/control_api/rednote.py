@@ -28,7 +28,7 @@ INSTEAD: Mapping[str, str] = {
     "/rollout/stop_service": "use POST /stop; a GET changes nothing",
     "/rollout/set_step": "use relax resume RUN@STEP: the step of a live run can't be set",
     "/rollout/get_step": "use GET /status",
-    "/rollout/v1/chat/completions": "use the gateway for agents: relax-plugin-agents",
+    "/rollout/v1/chat/completions": "use environment = \"agent\": each agent gets an address as OPENAI_BASE_URL",
 }  # fmt: skip
 """Route that is not here -> what to do instead."""
 

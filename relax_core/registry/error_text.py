@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sysconfig
@@ -12,6 +13,10 @@ from contextlib import contextmanager
 
 from relax_core.api.errors import PluginError, RelaxError, printable
 
+WRITABLE = (
+    " (rewards, environments and media processors may change only the folders that `writable` names in their table)"
+)
+"""Advice for an error of a read-only file system."""
 _LONG_NUMBER = re.compile(r"[0-9A-Fa-f_]{3500}")
 """A number of more than 4300 decimal digits; it has about 3570 hexadecimal digits."""
 _LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -59,7 +64,7 @@ def said(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the message of an error; works for an author's exception whose `__str__` raises."""
     try:
-        return printable(str(error))
+        return printable(str(error)) + WRITABLE * (isinstance(error, OSError) and error.errno == errno.EROFS)
     except Exception as other:
         return f"without a message, since its __str__ raised {type(other).__name__}"
 

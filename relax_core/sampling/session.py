@@ -312,7 +312,8 @@ class Branch:
                 checked(stop, tuple[str, ...], "generate: stop")
                 request = self.begin(max_new_tokens, tuple(stop))
             if on_partial is not None:
-                on_partial(Action("", (), prompt_tokens=len(request.prompt)))
+                with sample.charged():
+                    on_partial(Action("", (), prompt_tokens=len(request.prompt)))
                 request.watch = self._reporting(on_partial, request)
             await sample.ask(request)
             with sample.charged():

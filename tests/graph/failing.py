@@ -26,7 +26,7 @@ ENGINE_DIES_AT, RANK_DIES_AT = 2, 3
 
 
 def failing(folder: Path) -> tuple[str, ...]:
-    """Make the folder for the marks, which must not lie directly above the run: there a reward's process may not write."""
+    """Make the folder for the marks, outside of the working directory: there a reward's process may not write."""
     return (*failing_engine(folder), "trainer=failing-trainer", 'rewards=["failing-reward"]')
 
 

@@ -36,12 +36,12 @@ class FinishedRun:
 
 @pytest.fixture(scope="module", params=RUNNERS)
 def finished_run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    directory = tmp_path_factory.mktemp(f"train-{request.param}")
+    directory, marks = tmp_path_factory.mktemp(f"train-{request.param}"), tmp_path_factory.mktemp("failing") / "marks"
     with relax_in(directory) as relax:
-        ran = relax("train", tiny / "recipe.toml", *EXACT, *failing(directory / "marks"), "--runner", request.param,
+        ran = relax("train", tiny / "recipe.toml", *EXACT, *failing(marks), "--runner", request.param,
                     "--run-dir", directory / "run", "--json")  # fmt: skip
     assert ran.code == 0, ran.err
-    assert {path.stem for path in (directory / "marks").glob("*.died")} == {"engine", "reward", "rank"}
+    assert {path.stem for path in marks.glob("*.died")} == {"engine", "reward", "rank"}
     return FinishedRun(directory / "run", ran.json, ran.err)
 
 

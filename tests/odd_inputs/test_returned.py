@@ -169,10 +169,16 @@ async def test_text_of_the_policy_can_end_only_its_own_sample() -> None:
         assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and "no such token" in trajectory.info["error"]
 
 
-async def test_a_callback_that_fails_during_a_turn_ends_the_sample_and_not_the_engine() -> None:
+@pytest.mark.parametrize(
+    ("fails", "ended"),
+    [(lambda partial: partial.nothing, []), (lambda partial: partial.text and partial.nothing, [True])],
+)
+async def test_a_callback_that_fails_before_or_during_a_turn_ends_the_sample_and_not_the_engine(
+    fails: Any, ended: list[bool]
+) -> None:
     class Listener(Environment):
         async def run(self, task: Task, seed: int, session: Any) -> None:
-            await session.generate(on_partial=lambda partial: partial.nothing)
+            await session.generate(on_partial=fails)
             await session.generate()
 
     watched: list[bool] = []
@@ -182,7 +188,7 @@ async def test_a_callback_that_fails_during_a_turn_ends_the_sample_and_not_the_e
         return completion("a")
 
     trajectory = await play(InProcess(Listener(), 30.0), policy)
-    assert watched == [True]
+    assert watched == ended
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and "nothing" in trajectory.info["error"]
 
 

@@ -260,7 +260,10 @@ def test_a_pool_of_teachers_grows_and_shrinks_and_has_its_size_again_after_a_res
     ("engine", "why"),
     [
         ("other", "an engine has the fingerprint two, the first of its pool one; give all machines the same"),
-        ("nameless", "taught-engine-1: nothing proves that it has the model of its pool; return the fact `fingerprint`"),
+        (
+            "nameless",
+            "taught-engine-1: nothing proves that it has the model of its pool; return the fact `fingerprint`",
+        ),
     ],
 )
 def test_a_teacher_with_another_or_an_unproved_model_does_not_join(tmp_path: Path, engine: str, why: str) -> None:

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_core.cli.runs import Arguments
-from relax_core.cli.terminal import say, split
-from relax_core.observe.console import run_to_end
+from relax_core.cli.terminal import Arguments, remote, run_to_end, say, split
 
 if TYPE_CHECKING:
     import socket
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from relax_core.control_api.client import ControlClient
     from relax_core.runners.engine_host import EngineHost
 
-verbs = typer.Typer(help="Serve an engine that joins a live run.", no_args_is_help=True)
+verbs = typer.Typer(no_args_is_help=True)
 
 
 @verbs.callback()
@@ -52,42 +50,18 @@ def serve(
     options are those of this configuration. Nothing is encrypted: use loopback, a tunnel, or a closed network.
     """
     from relax_core.api.errors import ConfigError
-    from relax_core.cli.runs import remote
-    from relax_core.control_api.server import listening, read_token
+    from relax_core.control_api.client import read_token
+    from relax_core.control_api.server import listening
+    from relax_core.runners.engine_host import host_engine
 
     token, client = read_token(token_file), remote(join, token_file) if join else None
     if listen.startswith("unix"):
         raise ConfigError("--listen", listen, "give HOST:PORT: a run calls its engines by TCP")
-    host = _host(*split(arguments), token)
+    host = host_engine(*split(arguments), token)
     listener, bound = listening(listen, Path())
     address = public or bound.removeprefix("http://")
     say(f"relax: an engine {host.description.engine} waits at {address}", err=True)
     run_to_end(_serve(host, listener, client, address, patience_s))
-
-
-def _host(files: list[str], overrides: list[str], token: str) -> EngineHost:
-    """Return the host of a configuration's engine. Raises ConfigError."""
-    from relax_core.api.engine import Engine
-    from relax_core.api.errors import ConfigError
-    from relax_core.api.role import WorkerSpec
-    from relax_core.config.compose import compose
-    from relax_core.engines.external import describe
-    from relax_core.runners.engine_host import EngineHost
-    from relax_core.runners.local.workers import LocalWorkers
-
-    composed = compose(files, overrides, on_disk=False)
-    config, catalogue = composed.config, composed.catalogue
-    model = config.model.path.absolute()
-    if not (model / "config.json").is_file():
-        raise ConfigError("model.path", str(model), "name the model folder of the run, or a copy, on this machine")
-    engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
-    resolved = [tuple(plugin) for plugin in catalogue.resolved]
-    spec = WorkerSpec(
-        "engine", config.engine.chosen, str(config.engine.python or ""),
-        {"OMP_NUM_THREADS": str(config.placement.rollout.threads or 1)}, preload=engine.preload,
-    )  # fmt: skip
-    workers = LocalWorkers([str(path) for path in config.plugins], resolved, run_env=config.run.revealed_env())
-    return EngineHost(spec, workers, describe(config.engine.chosen, engine, resolved), model, token)
 
 
 async def _serve(

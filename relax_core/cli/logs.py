@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.runs import Address, Run, TokenFile, remote
-from relax_core.cli.terminal import Interrupted, print_json, say
+from relax_core.cli.terminal import Address, Interrupted, Run, TokenFile, print_json, remote, say
 
 if TYPE_CHECKING:
     from relax_core.control_api.client import ControlClient
@@ -80,8 +79,7 @@ def _print(records: Iterable[dict[str, Any]], as_json: bool) -> None:
 def _from_address(client: ControlClient, query: Mapping[str, Any], said: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the records that a control API sends; append its remarks to `said`. Raises InfrastructureError if it ends early."""
     from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.control_api.log_stream import REMARKS
-    from relax_core.views.logs import parsed_record
+    from relax_core.views.logs import REMARKS, parsed_record
 
     time = ""
     try:

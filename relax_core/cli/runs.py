@@ -19,12 +19,26 @@ import typer
 
 from relax_core.cli.detached import start_detached
 from relax_core.cli.plan import dry_run as check_only
-from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, asking, print_json, print_table, say, split
+from relax_core.cli.terminal import (
+    INTERRUPTED,
+    Address,
+    Arguments,
+    AsJson,
+    Interrupted,
+    Run,
+    TokenFile,
+    asking,
+    print_json,
+    print_operation,
+    print_table,
+    remote,
+    say,
+    split,
+)
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
-    from relax_core.control_api.client import ControlClient
     from relax_core.control_api.operations import Action
     from relax_core.views.run import RunView
 
@@ -33,9 +47,6 @@ REQUEST_POLL_S = 0.2
 LAST_WORDS_S = 60.0
 """Seconds that `attach` and `stop` wait for an ended run to write its report and stop its processes."""
 UNCHECKED = "placement.check_memory=false"
-Arguments = Annotated[
-    list[str], typer.Argument(help="TOML files or a recipe name, then overrides such as optimizer.lr=1e-5.")
-]
 RunDir = Annotated[
     Path | None, typer.Option(help="Folder to write the run to; it must be new or empty, except with --resume.")
 ]
@@ -232,27 +243,6 @@ def _stopped(summary: dict[str, Any], path: Path) -> str:
     )
 
 
-Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: the latest run.")
-]
-Address = Annotated[
-    str, typer.Option(help="Ask the control API at http://HOST:PORT or unix:PATH instead of a run here.")
-]
-TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the token of the control API; default: the variable RELAX_TOKEN.")
-]
-
-
-def remote(address: str, token_file: Path | None, run: str | None = None) -> ControlClient:
-    from relax_core.api.errors import ConfigError
-    from relax_core.control_api.client import ControlClient
-    from relax_core.control_api.server import read_token
-
-    if run is not None:
-        raise ConfigError("run", f"{run}, and --address", "leave the run out: an address belongs to one run")
-    return ControlClient(address, read_token(token_file))
-
-
 def _answer(what: str, run: str | None, address: str, token_file: Path | None) -> dict[str, Any]:
     """Return a document about a run, from its files here or from the control API at `address`."""
     from relax_core.views.answers import ANSWERS
@@ -279,15 +269,6 @@ def _change(
     return view.name, RunControl(view).change(action, wait_s, fields)
 
 
-def print_operation(where: str, operation: Mapping[str, Any], as_json: bool) -> None:
-    """Print a change of a run, as asked or as done; `where`: name or address of the run."""
-    if as_json:
-        print_json({"schema": "relax.operation/1", **operation})
-    else:
-        detail = f"; {operation['detail']}" if operation["detail"] else ""
-        say(f"{where}: {operation['action']} is {operation['state']}{detail}")
-
-
 def serve(
     run: Run = None,
     listen: Annotated[
@@ -301,7 +282,8 @@ def serve(
     run directory, so it may run on any machine that has it, before and after the run too. It does not encrypt: to reach
     it from elsewhere, use a tunnel or a proxy with TLS.
     """
-    from relax_core.control_api.server import ControlServer, read_token
+    from relax_core.control_api.client import read_token
+    from relax_core.control_api.server import ControlServer
     from relax_core.views.run import open_run
 
     view, token = open_run(run), read_token(token_file)
@@ -484,7 +466,7 @@ def _wants_to_stop(name: str, interrupted: Interrupted) -> bool:
 
 
 def runs(json: AsJson = False) -> None:
-    """List the runs under `$RELAX_RUNS` or ./runs, newest first."""
+    """List runs: state, steps, reward."""
     from relax_core.observe.run_directory import runs_root
     from relax_core.views.run import list_runs
 
@@ -501,7 +483,7 @@ def runs(json: AsJson = False) -> None:
 
 
 def status(run: Run = None, address: Address = "", token_file: TokenFile = None, json: AsJson = False) -> None:
-    """Show a run's progress, its reward, and the activity of each role."""
+    """Show a run's progress and its live roles."""
     body = _answer("status", run, address, token_file)
     if json:
         print_json(body)
@@ -575,7 +557,7 @@ def bundle(
 
 
 def report(run: Run = None) -> None:
-    """Write a run's report.html and reward.png, and print the path of the report."""
+    """Rewrite a run's report and print its path."""
     from relax_core.observe.run_directory import find_run
     from relax_core.views.report import write_report
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_core.cli.runs import REQUEST_POLL_S, Run
-from relax_core.cli.terminal import AsJson, print_json, say
+from relax_core.cli.runs import REQUEST_POLL_S
+from relax_core.cli.terminal import AsJson, Run, print_json, say
 
 if TYPE_CHECKING:
     from relax_core.views.run import RunView

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.runs import Address, TokenFile, print_operation, remote
-from relax_core.cli.terminal import AsJson, print_json, say
+from relax_core.cli.terminal import Address, AsJson, TokenFile, print_json, print_operation, remote, say
 
 if TYPE_CHECKING:
     from relax_core.control_api.client import ControlClient
@@ -44,11 +43,11 @@ def scale(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Change the number of engines of a live run: `relax scale quickstart rollout=4`.
+    """Change the number of engines of a live run.
 
-    The pool of the policy's engines is called rollout; other pools have the names of their tables in [[engines]]. An
-    engine that joins serves once it has proved the newest weights. The requests of an engine that leaves continue on
-    other engines from their last token; the newest engines leave first.
+    `relax scale quickstart rollout=4` asks for four engines. The pool of the policy's engines is called rollout; other
+    pools have the names of their tables in [[engines]]. An engine that joins serves once it has proved the newest weights.
+    The requests of an engine that leaves continue on other engines from their last token; the newest engines leave first.
     """
     from relax_core.control_api.operations import expected
     from relax_core.control_api.run_control import RunControl

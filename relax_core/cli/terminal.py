@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments shared by several verbs, and the output formats of all verbs: JSON, tables, errors.
+"""Arguments shared by several commands, and the output formats of all commands: JSON, tables, errors.
+
+This module is public: commands of plugins use it too.
 
 A failed verb prints one line on stderr and sets an exit code. With `--json` it also prints one document on stdout:
 `{"schema": "relax.error/1", "error": ..., "type": ..., "exit_code": ...}`. A configuration error adds `field`, `got`
@@ -14,14 +16,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.observe.console import INTERRUPTS, say_stopping
+from relax_core.observe.console import INTERRUPTS, run_to_end as run_to_end, say_stopping
+
+if TYPE_CHECKING:
+    from relax_core.control_api.client import ControlClient
 
 INTERRUPTED = 130
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,6 +38,18 @@ UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 Sources = Annotated[list[str], typer.Argument(help="TOML files or a recipe name, then overrides KEY=VALUE.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Arguments = Annotated[
+    list[str], typer.Argument(help="TOML files or a recipe name, then overrides such as optimizer.lr=1e-5.")
+]
+Run = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: the latest run.")
+]
+Address = Annotated[
+    str, typer.Option(help="Ask the control API at http://HOST:PORT or unix:PATH instead of a run here.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token of the control API; default: the variable RELAX_TOKEN.")
+]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -77,6 +95,15 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return [item for item in arguments if "=" not in item], [item for item in arguments if "=" in item]
 
 
+def remote(address: str, token_file: Path | None, run: str | None = None) -> ControlClient:
+    """Return the client of the control API at an address. Raises ConfigError, also for a `run`."""
+    from relax_core.control_api.client import ControlClient, read_token
+
+    if run is not None:
+        raise ConfigError("run", f"{run}, and --address", "leave the run out: an address belongs to one run")
+    return ControlClient(address, read_token(token_file))
+
+
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text with control characters escaped, since text of models and plugins must not control the terminal."""
     from relax_core.api.errors import printable
@@ -100,6 +127,15 @@ def print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_operation(where: str, operation: Mapping[str, Any], as_json: bool) -> None:
+    """Print a change of a run, as asked or as done; `where`: name or address of the run."""
+    if as_json:
+        print_json({"schema": "relax.operation/1", **operation})
+    else:
+        detail = f"; {operation['detail']}" if operation["detail"] else ""
+        say(f"{where}: {operation['action']} is {operation['state']}{detail}")
 
 
 def fail(error: BaseException) -> int:

@@ -1,24 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the control API, for verbs with `--address`."""
+"""The client of the control API, for commands with `--address`, and the token of both ends."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.files import read_text
 from relax_core.control_api.operations import Action
 from relax_core.control_api.run_control import until_done
-from relax_core.control_api.server import UNIX
 
+TOKEN = "RELAX_TOKEN"
+SHORTEST = 16
+UNIX = "unix:"
 CALL_S, POLL_S = 30.0, 0.5
 FIX = "start `relax serve RUN` there, or correct the address"
 TRIES = 5
 """Attempts of one call; repeating a change is safe, since its key stays the same."""
+
+
+def read_token(file: Path | None) -> str:
+    """Return the token from a file that only its owner can read, else from `RELAX_TOKEN`. Raises ConfigError."""
+    if file is not None:
+        field, make = "--token-file", f"(umask 077; openssl rand -hex 32 > {file})"
+        try:
+            mode, token = file.stat().st_mode, read_text(file).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(field, f"{file} ({error})", f"make the file: {make}") from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(field, f"{file}, which other users can read", f"chmod 600 {file}")
+    else:
+        field, make, token = TOKEN, f"export {TOKEN}=$(openssl rand -hex 32)", os.environ.get(TOKEN, "").strip()
+    if len(token) < SHORTEST:
+        got = f"a token of {len(token)} characters" if token else "nothing"
+        raise ConfigError(field, got, f"give a random token of at least {SHORTEST} characters: {make}")
+    return token
 
 
 class Answered(ConfigError):

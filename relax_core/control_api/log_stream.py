@@ -14,14 +14,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from relax_core.observe.files import encode
-from relax_core.views.logs import LOOK_S, LogFilter, RunLogs, chosen, looks, remarks
+from relax_core.views.logs import LOOK_S, REMARKS, LogFilter, RunLogs, chosen, looks, remarks
 from relax_core.views.run import RunView
 
 MAX_RECORDS, MAX_BYTES = 10_000, 32_000_000
 """Most records, and most bytes of them, that are sent at once. Earlier records are left out."""
 QUIET_S = 10.0
 """Seconds between two empty lines of a silent stream."""
-REMARKS = "relax.log-remarks/1"
 T = TypeVar("T")
 
 

@@ -1,40 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the control API: its address, its token, and uvicorn."""
+"""The server of the control API: its address, its lock, and uvicorn."""
 
 from __future__ import annotations
 
 import os
 import socket
-import stat
 from pathlib import Path
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.files import read_text
 from relax_core.config.checks import MAX_PORT
+from relax_core.control_api.client import UNIX
 from relax_core.observe.epoch import WriterLock
 from relax_core.views.run import RunView
-
-TOKEN = "RELAX_TOKEN"
-SHORTEST = 16
-UNIX = "unix:"
-
-
-def read_token(file: Path | None) -> str:
-    """Return the token from a file that only its owner can read, else from `RELAX_TOKEN`. Raises ConfigError."""
-    if file is not None:
-        field, make = "--token-file", f"(umask 077; openssl rand -hex 32 > {file})"
-        try:
-            mode, token = file.stat().st_mode, read_text(file).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(field, f"{file} ({error})", f"make the file: {make}") from error
-        if stat.S_IMODE(mode) & 0o077:
-            raise ConfigError(field, f"{file}, which other users can read", f"chmod 600 {file}")
-    else:
-        field, make, token = TOKEN, f"export {TOKEN}=$(openssl rand -hex 32)", os.environ.get(TOKEN, "").strip()
-    if len(token) < SHORTEST:
-        got = f"a token of {len(token)} characters" if token else "nothing"
-        raise ConfigError(field, got, f"give a random token of at least {SHORTEST} characters: {make}")
-    return token
 
 
 def listening(address: str, run: Path) -> tuple[socket.socket, str]:

@@ -12,15 +12,17 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
-from relax_core.api.engine import EngineSpec
-from relax_core.api.errors import InfrastructureError, WorkerDied
+from relax_core.api.engine import Engine, EngineSpec
+from relax_core.api.errors import ConfigError, InfrastructureError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
-from relax_core.engines.external import EngineDescription, keep_alive
+from relax_core.config.compose import compose
+from relax_core.engines.external import EngineDescription, describe, keep_alive
 from relax_core.engines.slot import START_S, UNBOUNDED_S
 from relax_core.registry.shapes import checked
 from relax_core.rpc.connection import GREET_S, Connection
+from relax_core.runners.local.workers import LocalWorkers
 
 CALLS = frozenset({"start", "score", "update_weights", "pause", "resume", "abort", "offload", "onload", "health"})
 """Methods of `api.Engine` that a run may call."""
@@ -103,6 +105,26 @@ class EngineHost:
     @property
     def description(self) -> EngineDescription:
         return self._description
+
+
+def host_engine(files: Sequence[str], overrides: Sequence[str], token: str) -> EngineHost:
+    """Return the host of a configuration's engine on this machine. Raises ConfigError.
+
+    `token`: the secret that a run must send before it may use the engine.
+    """
+    composed = compose(files, overrides, on_disk=False)
+    config, catalogue = composed.config, composed.catalogue
+    model = config.model.path.absolute()
+    if not (model / "config.json").is_file():
+        raise ConfigError("model.path", str(model), "name the model folder of the run, or a copy, on this machine")
+    engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
+    resolved = [tuple(plugin) for plugin in catalogue.resolved]
+    spec = WorkerSpec(
+        "engine", config.engine.chosen, str(config.engine.python or ""),
+        {"OMP_NUM_THREADS": str(config.placement.rollout.threads or 1)}, preload=engine.preload,
+    )  # fmt: skip
+    workers = LocalWorkers([str(path) for path in config.plugins], resolved, run_env=config.run.revealed_env())
+    return EngineHost(spec, workers, describe(config.engine.chosen, engine, resolved), model, token)
 
 
 class EngineConnection(Connection):

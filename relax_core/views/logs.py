@@ -22,6 +22,8 @@ from relax_core.views.run import RunHealth, RunView, health, process_of
 
 BLOCK_BYTES = 1 << 20
 LOOK_S = 0.2
+REMARKS = "relax.log-remarks/1"
+"""Schema of the last line of a log that a control API sends."""
 LAST_RECORDS_S = 60.0
 """Seconds that a follower waits for the process of an ended run, which writes its last records."""
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")

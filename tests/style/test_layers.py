@@ -9,11 +9,16 @@ import sys
 import tomllib
 from pathlib import Path
 
-PUBLIC = "Plugins import only the public rooms: api, learn, trainer_kit, engine_kit, media and tensor_files"
+from relax_core import launch, runs
+
+PUBLIC = (
+    "Plugins import only the public rooms: "
+    "api, learn, trainer_kit, engine_kit, media, tensor_files, runs, launch and cli.terminal"
+)
 ROOT = Path(__file__).parents[2]
 LIGHT = """
 import importlib, pkgutil, sys
-import relax_core.api
+import relax_core.api, relax_core.launch, relax_core.runs
 for module in pkgutil.iter_modules(relax_core.api.__path__):
     importlib.import_module(f"relax_core.api.{module.name}")
 print(*sorted({"torch", "ray", "transformers", "aiohttp"} & set(sys.modules)))
@@ -39,6 +44,13 @@ def test_the_plugin_page_lists_the_packages_that_plugins_may_import() -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `relax_core\.(\w+)` \|", page, re.MULTILINE))
     assert listed == allowed | {"roles"}
+
+
+def test_the_plugin_page_explains_every_name_of_the_rooms_for_commands() -> None:
+    explained = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8").partition("## Runs and their files")[2]
+    for room in (runs, launch):
+        assert {name for name in room.__all__ if f"`{name}`" not in explained} == set()
+        assert all(getattr(room, name) is not None for name in room.__all__)
 
 
 def test_no_module_of_the_api_brings_torch_or_ray() -> None:

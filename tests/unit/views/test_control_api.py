@@ -19,9 +19,10 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.http_requests import HeadDeadline
 from relax_core.api.trainer import Trainer
 from relax_core.control_api.app import MAX_CALLS, MAX_STREAMS, PATHS, RunApi, make_app
+from relax_core.control_api.client import read_token
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
 from relax_core.control_api.run_control import RunControl, check_profiles
-from relax_core.control_api.server import ControlServer, listening, read_token
+from relax_core.control_api.server import ControlServer, listening
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.views.follower import EvaluationCount, ProfileCount

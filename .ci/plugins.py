@@ -5,7 +5,8 @@
 
 - in pyproject.toml, each array that names the modules of plugins, and each extra that a plugin joins by
   `[tool.relax] extras` in its own pyproject.toml;
-- relax_core/registry/plugins.json: the distribution to install for each component, for errors that recommend it.
+- relax_core/registry/plugins.json: the distribution to install for each component and command, for errors that recommend
+  it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def project(text: str) -> str:
     return EXTRA.sub(extra, MODULES.sub(lambda match: joined(match[0], modules), text))
 
 
-def components(_: str) -> str:
-    """Return the distribution to install for each component, by kind and name."""
+def offers(_: str) -> str:
+    """Return the distribution to install for each component and command, by kind and name."""
     from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(PLUGINS)})
@@ -61,10 +62,12 @@ def components(_: str) -> str:
         if record.distribution in PLUGINS:
             for kind, component in record.components:
                 by_kind[kind][component.name] = record.distribution
+            for command in record.commands:
+                by_kind["command"][command.name] = record.distribution
     return json.dumps(by_kind, indent=1, sort_keys=True) + "\n"
 
 
-LISTS = {"pyproject.toml": project, "relax_core/registry/plugins.json": components}
+LISTS = {"pyproject.toml": project, "relax_core/registry/plugins.json": offers}
 
 
 def stale() -> Iterator[tuple[Path, str]]:

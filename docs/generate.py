@@ -40,7 +40,8 @@ def metrics() -> str:
 
 
 def kinds() -> str:
-    """Return the table of kinds with the components of this repository."""
+    """Return the table of kinds with the components of this repository, and its commands."""
+    from relax_core.api.command import GROUPS
     from relax_core.api.component import KINDS
     from relax_core.registry.catalogue import Catalogue
 
@@ -52,6 +53,13 @@ def kinds() -> str:
         names = ", ".join(f"`{name}`" for name in catalogue.names(kind.name))
         base = kind.base.rpartition(":")[2]
         lines.append(f"| {kind.name} | `{kind.hook}` | `{base}` | {table} | {names} |")
+    groups = ", ".join(f"`{name}` ({title})" for name, title in GROUPS.items())
+    lines += ["", "## Commands", "", f"{_COMMAND_ENTRIES} The groups of the core are {groups}.", ""]
+    lines += ["| distribution | commands |", "|---|---|"]
+    for record in catalogue.records:
+        if record.commands:
+            named = ", ".join(f"`{command.name}`" for command in record.commands)
+            lines.append(f"| {record.distribution} | {named} |")
     return "\n".join(lines) + "\n"
 
 
@@ -209,6 +217,8 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
     for name in sorted(getattr(command, "commands", {})):
         verb = command.commands[name]
         yield from ("", f"{'##' if path == 'relax' else '###'} `{path} {name}`", "", verb.help or "")
+        if path == "relax" and (home := command.commands.known.find(name).record.distribution) != "relax-core":
+            yield from ("", f"From `{home}`.")
         yield from _parameters(verb)
         yield from _verbs(verb, f"{path} {name}")
 
@@ -378,6 +388,10 @@ _KINDS = """\
 Kinds of components. A plugin registers components of these kinds through the kind's hook, and a configuration chooses a
 component by name in the kind's table. `relax_core/api/component.py` defines the kinds; this page, `relax plugins`, `relax
 new` and the schema are generated from it."""
+_COMMAND_ENTRIES = """\
+A [command](plugins.md#a-command) of `relax` is not a component: no configuration chooses it, and no hook returns it. One
+entry point of the group `relax.commands` registers it. The name of the entry point is `NAME | GROUP | HELP`, and its value
+is the function, `package.module:name`."""
 _COMMANDS = """\
 Commands print results to stdout, progress and logs to stderr. With `--json`, stdout has exactly one JSON document. A
 command that fails prints `{"error": ..., "type": ..., "exit_code": ...}`, and also `field`, `got` and `fix` for a wrong

@@ -2,7 +2,9 @@
 """The specifications of all hooks that a plugin can implement.
 
 Component hooks return `Component`s, which name classes by strings. Observer hooks receive a frozen event in the
-controller process, under a deadline; an observer that raises three times is paused, like a sink.
+controller process, under a deadline; an observer that raises three times is paused, like a sink. Commands of `relax` need
+no hook: the entry points of the group `relax.commands` name them (`relax_core.api.command`), so that `relax --help`
+imports no plugin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `relax` with all of its verbs.
+"""The command `relax`: its commands by name, from the metadata of all installed distributions, and its exit.
 
-Each verb is a function in a module of this package and imports heavy modules only when it runs.
+`relax --help` imports no command. A call imports the module of its own command only.
 """
 
 from __future__ import annotations
@@ -9,59 +9,95 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from relax_core.cli import bench, config, data, engine, logs, models, plan, plugins, runs, samples, scale
-from relax_core.cli.terminal import INTERRUPTED, STOPPING, Interrupted, fail, say, stop_command
+from relax_core.api.command import GROUPS
+from relax_core.api.errors import printable
+from relax_core.cli.terminal import INTERRUPTED, STOPPING, Interrupted, UsageError, fail, say, stop_command
 from relax_core.observe.console import EVERY_S, INTERRUPTS, Interrupts, print_waits
+from relax_core.registry.commands import Commands
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Parsers of commands by name; each is made on first use. Raises ConfigError for a name that no command has."""
+
+    def __init__(self) -> None:
+        self.known = Commands()
+        self._parsers: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._parsers:
+            self._parsers[name] = self.known.find(name).parser(name)
+        return self._parsers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.known.callable))
+
+    def __len__(self) -> int:
+        return len(self.known.callable)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known.core or name in self.known.callable
+
+
+class CommandGroup(TyperGroup):
+    """The parser of `relax`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = LazyCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return None if ctx.resilient_parsing and cmd_name not in self.commands else self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a panel for each group of commands."""
+        panels: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS.values()}
+        for name, offered in sorted(self.commands.known.callable.items()):
+            panels.setdefault(offered.command.panel, []).append((name, printable(offered.command.help)))
+        for title, rows in panels.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the names of commands without importing the commands."""
+        known = self.commands.known.callable
+        listed = TyperGroup(name=self.name, params=self.params)
+        for name, offered in known.items():
+            listed.add_command(TyperCommand(name, help=offered.command.help))
+        return listed.shell_complete(listed.make_context(self.name, [], resilient_parsing=True), incomplete)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; charge an unexpected exception in a plugin's command to the plugin."""
+        try:
+            return super().invoke(ctx)
+        except (UsageError, typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            charged = (
+                self.commands.known.find(ctx.invoked_subcommand).charged(error) if ctx.invoked_subcommand else error
+            )
+            raise charged from (error if charged is not error else error.__cause__)
+
 
 app = typer.Typer(
     name="relax",
+    cls=CommandGroup,
     help="Reinforcement-learning post-training of language and omni-modal models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(runs.train)
-app.command("resume")(runs.resume)
-app.command("attach")(runs.attach)
-app.command("stop")(runs.stop)
-app.command("checkpoint")(runs.checkpoint)
-app.command("evaluate")(runs.evaluate)
-app.command("profile")(runs.profile)
-app.command("pause")(runs.pause)
-app.command("continue")(runs.continue_)
-app.command("try", cls=plan.WithCommand)(plan.try_)
-app.command("graph")(plan.graph)
-app.command("plan")(plan.plan)
-app.command("doctor", help="Check the machine, the installation and a configuration.")(plan.doctor)
-app.command("init")(config.init)
-app.command("new")(plugins.new)
-app.command("runs", help="List runs: state, steps, reward.")(runs.runs)
-app.command("status", help="Show a run's progress and its live roles.")(runs.status)
-app.command("why", help="Show what a run waits for, and which role must act.")(runs.why)
-app.command("samples")(samples.samples)
-app.command("engines")(runs.engines)
-app.command("logs")(logs.logs)
-app.command("scale")(scale.scale)
-app.command("serve")(runs.serve)
-app.command("compare")(models.compare)
-app.command("eval")(models.eval_)
-app.command("rollout")(models.rollout)
-app.command("export")(models.export)
-app.command("replay")(models.replay)
-app.command("bundle")(runs.bundle)
-app.command("report", help="Rewrite a run's report and print its path.")(runs.report)
-app.add_typer(bench.verbs, name="bench")
-app.add_typer(config.verbs, name="config")
-app.add_typer(models.convert, name="convert")
-app.add_typer(data.verbs, name="data")
-app.add_typer(engine.verbs, name="engine")
-app.add_typer(plugins.verbs, name="plugins")
 
 
 def _print_version(asked: bool) -> None:
@@ -90,6 +126,8 @@ def main() -> NoReturn:
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
             # Typer imports pydantic to convert values, which takes longer than this whole verb.
+            from relax_core.cli import plugins
+
             code = plugins.list_without_typer(sys.argv[3:])
         else:
             code = int(app(standalone_mode=False, prog_name="relax") or 0)

@@ -170,7 +170,12 @@ def export(
             say(f"sent to {written.url}")
 
 
-convert = typer.Typer(help="Convert model folders.", no_args_is_help=True)
+convert = typer.Typer(no_args_is_help=True)
+
+
+@convert.callback()
+def convert_models() -> None:
+    """Convert model folders."""
 
 
 @convert.command("fold-lora")

@@ -305,7 +305,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit with 0 if all checks pass, 2 for a fault of installation or configuration, 4 for a fault of the machine."""
+    """Check the machine, the installation and a configuration."""
     from relax_core.diagnostics.doctor import Finding, findings
 
     found: list[Finding] = []
@@ -334,6 +334,10 @@ class WithCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+trying = typer.Typer()
+
+
+@trying.command(cls=WithCommand)
 def try_(
     context: typer.Context,
     arguments: Annotated[

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from relax_core.registry import Catalogue, Record
     from relax_core.registry.check import Check
 
-OfKind = Annotated[str, typer.Option("--kind", help="Show only components of this kind.")]
+OfKind = Annotated[str, typer.Option("--kind", help="Show only components of this kind, or only commands: command.")]
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return the names of components and distributions that start with `incomplete`, for shell completion."""
+    """Return the names of components, commands and distributions that start with `incomplete`, for shell completion."""
     from relax_core.registry import Catalogue
 
     records = Catalogue.load().records
     names = {component.name for record in records for _, component in record.components}
+    names |= {command.name for record in records for command in record.commands}
     return sorted(n for n in names | {record.distribution for record in records} if n.startswith(incomplete))
 
 
@@ -54,7 +55,7 @@ def list_without_typer(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "relax plugins list", description="List every installed plugin with its components and state."
     )
-    parser.add_argument("--kind", default="", help="Show only components of this kind.")
+    parser.add_argument("--kind", default="", help="Show only components of this kind, or only commands: command.")
     parser.add_argument("--json", action="store_true", help="Print one JSON document on stdout.")
     chosen = parser.parse_args(words)
     _print_list(chosen.kind, chosen.json)
@@ -67,7 +68,7 @@ def show(
     kind: OfKind = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a component with its options and capabilities, or a plugin with its components."""
+    """Show a component with its options and capabilities, a command, or a plugin with its components and commands."""
     from relax_core.registry.check import describe, records_named
 
     catalogue, files = _catalogue(name)
@@ -161,9 +162,11 @@ def publish_plugin(
 def new(
     kind: Annotated[
         str,
-        typer.Argument(help="Kind of component, such as reward, sink or sampler: `relax plugins list` shows kinds."),
+        typer.Argument(
+            help="Kind of component, such as reward, sink or sampler, or command: `relax plugins list` shows kinds."
+        ),
     ],
-    name: Annotated[str, typer.Argument(help="Name of the component, in kebab-case.")],
+    name: Annotated[str, typer.Argument(help="Name of the component or command, in kebab-case.")],
     source: Annotated[
         Path | None, typer.Option("--from", help="A single-file plugin to move into the project.")
     ] = None,
@@ -186,10 +189,12 @@ def _print_list(kind: str, as_json: bool) -> None:
     from relax_core.registry.catalogue import known_kind
 
     records: Sequence[Record] = Catalogue.load().records
-    if kind:
+    if kind == "command":
+        records = [replace(record, components=(), hooks=()) for record in records if record.commands]
+    elif kind:
         known_kind(kind)
         kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
-        records = [record for record in kept if record.components]
+        records = [replace(record, commands=()) for record in kept if record.components]
     if as_json:
         say(json.dumps({"schema": 1, "plugins": [record.as_dict() for record in records]}, indent=2))
     else:
@@ -207,6 +212,7 @@ def _lines(record: Record) -> list[str]:
         mark = " (experimental)" if component.experimental else ""
         text.append(f"    {kind:18} {component.name:20} {component.help}{mark}")
     text += [f"    {'observer':18} {hook}" for hook in record.hooks]
+    text += [f"    {'command':18} {command.name:20} {command.help}" for command in record.commands]
     return text + [f"    note: {note}" for note in record.notes]
 
 
@@ -236,7 +242,7 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
-    """Return the plugins to check: all, those with this name, or those with this component, reduced to it."""
+    """Return the plugins to check: all, those with this name, or those with this component or command, reduced to it."""
     from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import records_named
 
@@ -244,16 +250,25 @@ def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
         return list(catalogue.records) if not name else records
     wanted, _, bare = name.rpartition(":")
     own = [record for record in catalogue.records if wanted in ("", record.distribution, record.name)]
-    kept = [replace(r, components=tuple(c for c in r.components if c.component.name == bare)) for r in own]
-    if not (found := [record for record in kept if record.components]):
+    kept = [
+        replace(
+            record,
+            components=tuple(offered for offered in record.components if offered.component.name == bare),
+            commands=tuple(command for command in record.commands if command.name == bare),
+        )
+        for record in own
+    ]
+    if not (found := [record for record in kept if record.components or record.commands]):
         raise missing_anywhere(name, catalogue.records)
     return found
 
 
 def _component_lines(shown: dict[str, Any]) -> list[str]:
     lines = [f"{shown['kind']} {shown['name']}: {shown['help']}"]
-    lines.append(f"    from {shown['distribution']} {shown['version']}, {shown['source'] or shown['target']}")
+    lines.append(f"    from {shown['distribution']} {shown['version']}, {shown.get('source') or shown['target']}")
     lines += [f"    {line}".rstrip() for line in shown["doc"].splitlines()]
+    if shown["kind"] == "command":
+        return [*lines, f"    in the group {shown['group']}; relax {shown['name']} --help prints the options"]
     lines.append("options" if shown["options"] else "no options")
     for option in shown["options"]:
         default = "required" if option["required"] else f"= {option['default']!r}"

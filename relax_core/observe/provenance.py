@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from relax_core.registry.loader import header
+from relax_core.registry.installed import header
 
 _GIT_S = 5.0
 _GPUS = Path("/proc/driver/nvidia/gpus")

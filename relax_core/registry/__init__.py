@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins, found by package metadata, loaded one at a time, and looked up by kind and name; start at `catalogue.py`."""
+"""Plugins, found by package metadata, loaded one at a time, and looked up by kind and name; start at `catalogue.py`.
 
-from relax_core.registry.catalogue import Catalogue, Found
-from relax_core.registry.error_text import plugin_frames
-from relax_core.registry.handshake import PluginState, Record, ResolvedPlugin
+Names load on first use, so that `relax --help` reads metadata without the loader of plugins.
+"""
 
-__all__ = ["Catalogue", "Found", "Record", "ResolvedPlugin", "PluginState", "plugin_frames"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

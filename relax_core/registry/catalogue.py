@@ -35,15 +35,8 @@ from relax_core.registry.handshake import (
     find_module,
     resolve,
 )
-from relax_core.registry.loader import (
-    HOOKS,
-    Loader,
-    build_options,
-    contract_violation,
-    import_target,
-    installed,
-    load_file,
-)
+from relax_core.registry.installed import installed
+from relax_core.registry.loader import HOOKS, Loader, build_options, contract_violation, import_target, load_file
 
 if TYPE_CHECKING:
     from relax_core.api.component import Chosen
@@ -225,19 +218,21 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
         holders["plugin", record.name].append(record)
         for kind, component in record.components:
             holders[kind, component.name].append(record)
+        for command in record.commands:
+            holders["command", command.name].append(record)
     notes: dict[int, list[str]] = defaultdict(list)
     for (kind, name), own in holders.items():
         for record in own if len(own) > 1 else ():
             others = ", ".join(other.title for other in own if other is not record)
-            notes[id(record)].append(f"{kind} {name!r} is also in {others}")
-    return tuple(
-        replace(record, notes=tuple(notes[id(record)])) if id(record) in notes else record for record in records
-    )
+            is_renamed = kind == "command" and record.distribution != CORE
+            call = f"; call this one as relax {record.distribution}:{name}" if is_renamed else ""
+            notes[id(record)].append(f"{kind} {name!r} is also in {others}{call}")
+    return tuple(replace(record, notes=(*record.notes, *notes[id(record)])) for record in records)
 
 
 @cache
 def installable() -> dict[str, dict[str, str]]:
-    """Return the distribution to install for each component of this repository's plugins, by kind and name.
+    """Return the distribution to install for each component and command of this repository's plugins, by kind and name.
 
     `.ci/plugins.py` writes the file, so that no error recommends a package that does not exist.
     """
@@ -284,7 +279,7 @@ def _claims(record: Record, hook: str, name: str) -> bool:
 
     The search does not find components that a plugin builds in a loop.
     """
-    spec = find_module(record.module)
+    spec = find_module(record.module) if record.module else None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return False
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of components (`relax plugins show`) and checks of plugins (`relax plugins check`).
+"""Descriptions of components and commands (`relax plugins show`) and checks of plugins (`relax plugins check`).
 
 A check examines handshake, import and options, then runs the conformance suite of each component's kind.
 Suites run in one pytest process (extra `relax-core[testing]`), with a generated test file for each component. Suites
@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relax_core.api.component import KINDS, Component, Configurable
-from relax_core.api.errors import RelaxError
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.registry.catalogue import Catalogue, known_kind
-from relax_core.registry.handshake import PluginState, Record
+from relax_core.registry.commands import OfferedCommand
+from relax_core.registry.error_text import did_you_mean
+from relax_core.registry.handshake import CORE, PluginState, Record
 from relax_core.registry.loader import import_target
 
 if TYPE_CHECKING:
@@ -102,19 +104,37 @@ def check(
 def examine(
     catalogue: Catalogue, records: Sequence[Record], progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[Check]:
-    """Run the cheap checks of these plugins: handshake, imports, and the options of each component."""
+    """Run the cheap checks of these plugins: handshake, imports, the options of each component, and each command."""
     for record in records:
         switched_off = record.reason.startswith("switched off")
         sound = CheckResult.PASSED if record.state is PluginState.OK else CheckResult.FAILED
         verdict = CheckResult.SKIPPED if switched_off else sound
         yield Check(record.distribution, "", "handshake", verdict, record.frames + record.reason)
-        if record.state is PluginState.OK and not record.file:
+        if record.state is PluginState.OK and record.module and not record.file:
             progress(f"{record.distribution}: import")
             detail = heavy_imports(record.module)
             verdict = CheckResult.FAILED if detail else CheckResult.PASSED
             yield Check(record.distribution, "", "light_import", verdict, detail)
     for subject in _subjects(records):
         yield _opens(catalogue, subject)
+    for record in records:
+        for command in record.commands:
+            detail = _command_fault(catalogue, OfferedCommand(command, record))
+            verdict = CheckResult.FAILED if detail else CheckResult.PASSED
+            yield Check(record.distribution, f"command {command.name}", "command", verdict, detail)
+
+
+def _command_fault(catalogue: Catalogue, offered: OfferedCommand) -> str:
+    """Return why a command cannot be called as its metadata says; "" if it can."""
+    command, record = offered
+    taken = {each.name for other in catalogue.records if other.distribution == CORE for each in other.commands}
+    if record.distribution != CORE and command.name in taken:
+        return f"{CORE} has a command {command.name}; rename this one"
+    try:
+        text = (offered.parser(command.name).help or "").partition("\n")[0]
+    except RelaxError as error:
+        return getattr(error, "frames", "") + str(error)
+    return "" if text == command.help else f"its documentation begins {text!r}, its entry point says {command.help!r}"
 
 
 def _subjects(records: Sequence[Record]) -> list[Subject]:
@@ -251,7 +271,9 @@ def _lines(pipe: int) -> Iterator[str]:
 
 
 def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
-    """Import a component and return the data that `relax plugins show` prints."""
+    """Import a component or command and return the data that `relax plugins show` prints."""
+    if kind == "command":
+        return _describe_command(catalogue, name)
     found, cls = catalogue.find(kind, name), catalogue.target(kind, name)
     return {
         "kind": kind,
@@ -266,6 +288,25 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
         "capabilities": capabilities(kind, cls),
         "options": options(cls.options_model()),
     }
+
+
+def _describe_command(catalogue: Catalogue, name: str) -> dict[str, Any]:
+    wanted, _, bare = name.rpartition(":")
+    found = (
+        OfferedCommand(command, record)
+        for record in catalogue.records
+        if wanted in ("", record.distribution)
+        for command in record.commands
+        if command.name == bare
+    )
+    if (offered := next(found, None)) is None:
+        known = (command.name for record in catalogue.records for command in record.commands)
+        raise ConfigError("command", repr(name), did_you_mean(bare, known))
+    command, record = offered
+    return {
+        "kind": "command", **asdict(command), "distribution": record.distribution, "version": record.version,
+        "doc": offered.parser(bare).help or "",
+    }  # fmt: skip
 
 
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
@@ -290,14 +331,17 @@ def options(model: type[Options]) -> list[dict[str, Any]]:
 
 
 def components_named(catalogue: Catalogue, name: str) -> list[tuple[str, str]]:
-    """Return (kind, qualified name) of every component with this name, of any kind."""
+    """Return (kind, qualified name) of every component and command with this name."""
     wanted, _, bare = name.rpartition(":")
     return [
-        (kind, f"{record.distribution}:{component.name}")
+        (kind, f"{record.distribution}:{bare}")
         for record in catalogue.records
         if wanted in ("", record.distribution, record.name)
-        for kind, component in record.components
-        if component.name == bare
+        for kind, offered in (
+            *((kind, component.name) for kind, component in record.components),
+            *(("command", command.name) for command in record.commands),
+        )
+        if offered == bare
     ]
 
 

@@ -13,16 +13,19 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relax_core.api.component import Component
 from relax_core.api.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from relax_core.api.command import RelaxCommand
+    from relax_core.api.component import Component
 
 CORE = "relax-core"
 ALLOW, DENY = "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS"
@@ -48,13 +51,17 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Plain data about one plugin, loaded or not: an entry point, a single file, or classes passed from Python."""
+    """Plain data about one plugin, loaded or not.
+
+    A plugin is an entry point, a single file, a distribution that has only commands, or the classes passed from Python.
+    """
 
     name: str
-    """Name of the entry point or file."""
+    """Name of the entry point, file or distribution."""
     distribution: str
     version: str
     module: str
+    """Module that the entry point names; empty for a plugin without components."""
     location: str
     """Directory of the plugin's code, or of the project if the installation is editable; path of a single file."""
     editable: bool = False
@@ -69,6 +76,7 @@ class Record:
     components: tuple[Offered, ...] = ()
     hooks: tuple[str, ...] = ()
     """Observer hooks that the plugin implements."""
+    commands: tuple[RelaxCommand, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks for users, such as the remark that a second plugin uses the same name."""
 
@@ -100,6 +108,7 @@ class Record:
                 for kind, component in self.components
             ],
             "hooks": list(self.hooks),
+            "commands": [asdict(command) for command in self.commands],
             "notes": list(self.notes),
         }
 
@@ -185,10 +194,10 @@ class ResolvedPlugin(NamedTuple):
 
 
 def resolve(records: Iterable[Record]) -> tuple[ResolvedPlugin, ...]:
-    """Return every loaded distribution and file, sorted by name."""
+    """Return every loaded distribution and file, sorted by name; a distribution with commands only is not loaded."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        if record.state is PluginState.OK:
+        if record.state is PluginState.OK and record.module:
             groups.setdefault(record.distribution, []).append(record)
     return tuple(ResolvedPlugin(name, own[0].version, _hash(own)) for name, own in sorted(groups.items()))
 

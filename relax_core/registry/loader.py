@@ -1,46 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery and loading of plugins, and the contract between a component class and its kind.
+"""Loading of plugins, and the contract between a component class and its kind.
 
-Installed plugins are found by their metadata, imported one at a time, and asked for their components. A failure is
-stored in the plugin's record; only a file that the configuration names raises. Pluggy checks hook signatures. Its bulk
-loader silently drops a second distribution of the same name, and one broken plugin aborts it, so it is not used.
+Installed plugins are imported one at a time and asked for their components. A failure is stored in the plugin's record;
+only a file that the configuration names raises. Pluggy checks hook signatures. Its bulk loader silently drops a second
+distribution of the same name, and one broken plugin aborts it, so it is not used.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from email.message import Message
-from email.parser import HeaderParser
-from importlib.metadata import Distribution, entry_points
 from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
 
 import pluggy
 
 from relax_core.api import events, hooks
+from relax_core.api.command import KEBAB, TARGET
 from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable, Kind
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.files import import_file, module_name
 from relax_core.registry.error_text import did_you_mean, plugin_frames, said
-from relax_core.registry.handshake import Offered, PluginState, Record, api_range, refusal
+from relax_core.registry.handshake import Offered, PluginState, Record
 
 if TYPE_CHECKING:
     from relax_core.api.options import Options
 
 
-KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MARK = f"{hooks.PROJECT}_impl"
-GROUP = "relax.plugins"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
 
 HOOKS: dict[type, str] = {
@@ -71,7 +64,7 @@ class Loader:
 
     def load(self, record: Record) -> Record:
         """Import a plugin and return its record with its components, or with the reason why it is broken."""
-        if record.state is not PluginState.OK:
+        if record.state is not PluginState.OK or not record.module:
             return record
         if record.module in self._owner:
             other = self._owner[record.module].title
@@ -119,52 +112,13 @@ def checked(hook: str, offered: object) -> list[Component]:
             raise TypeError(f"{hook} returned {item!r}; it must return Component(name, target, help)")
         if not KEBAB.fullmatch(item.name):
             raise ValueError(f"{hook} offers the name {item.name!r}; write it in kebab-case")
-        if not _TARGET.fullmatch(item.target):
+        if not TARGET.fullmatch(item.target):
             raise ValueError(f"{hook} offers {item.name} with target {item.target!r}; write package.module:Class")
         components.append(item)
     twice = [name for name, count in Counter(item.name for item in components).items() if count > 1]
     if twice:
         raise ValueError(f"{hook} offers {twice[0]} twice; names are unique per kind")
     return components
-
-
-def installed(environ: Mapping[str, str]) -> Iterator[Record]:
-    """Yield the record of every installed plugin, found by its metadata without an import, sorted by distribution."""
-    found = [(entry, entry.dist, header(entry.dist)) for entry in entry_points(group=GROUP) if entry.dist is not None]
-    for entry, dist, headers in sorted(found, key=lambda item: (str(item[2]["Name"]), item[0].name)):
-        project = _editable_project(dist)
-        record = Record(
-            name=entry.name,
-            distribution=str(headers["Name"] or entry.name),
-            version=str(headers["Version"] or ""),
-            module=entry.value,
-            location=project or str(dist.locate_file("")),
-            editable=bool(project),
-        )
-        try:
-            record = replace(record, api_range=api_range(headers.get_all("Requires-Dist", [])))
-            reason = refusal(record, environ)
-        except ValueError as error:
-            reason = f"its metadata is damaged ({error}); install the plugin again"
-            yield replace(record, state=PluginState.BROKEN, reason=reason)
-            continue
-        yield replace(record, state=PluginState.SKIPPED, reason=reason) if reason else record
-
-
-def header(dist: Distribution) -> Message:
-    """Parse only the header block of a distribution's metadata: every start reads many files, some very long."""
-    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    return HeaderParser().parsestr(text.partition("\n\n")[0])
-
-
-def _editable_project(dist: Distribution) -> str:
-    """Return the project directory of an editable installation; empty for a normal one."""
-    try:
-        origin = json.loads(dist.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return ""  # the origin is only shown, so a damaged file is ignored
-    editable = origin.get("dir_info", {}).get("editable")
-    return unquote(urlparse(origin["url"]).path) if editable else ""
 
 
 def load_file(loader: Loader, path: str) -> Record:

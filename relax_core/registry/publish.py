@@ -25,8 +25,10 @@ from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_ema
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from relax_core.api.command import COMMANDS
 from relax_core.api.errors import ConfigError
 from relax_core.registry.handshake import api_range, canonical, core_range
+from relax_core.registry.installed import PLUGINS
 
 BUILD_S = 600.0
 """Seconds for the build, which may install the build backend first."""
@@ -129,7 +131,9 @@ def check_wheel(wheel: Path, unpacked: Path) -> Iterator[PublishFinding]:
     entries = ConfigParser(delimiters=("=",))
     entries.optionxform = str  # type: ignore[assignment, method-assign]  # names of entry points keep their case
     entries.read(info / "entry_points.txt", encoding="utf-8")
-    points = dict(entries["relax.plugins"]) if entries.has_section("relax.plugins") else {}
+    points = {
+        name: value for group in (PLUGINS, COMMANDS) if group in entries for name, value in entries[group].items()
+    }
     yield from invalid_fields(data, unknown)
     yield from check_metadata(raw, points)
     yield from _check_packages(sorted(path.name for path in unpacked.iterdir() if path.is_dir() and path != info))
@@ -153,7 +157,7 @@ def invalid_fields(data: bytes, unknown: Mapping[str, Sequence[str]]) -> Iterato
 
 
 def check_metadata(raw: RawMetadata, points: Mapping[str, str]) -> Iterator[PublishFinding]:
-    """Yield the problems of a plugin's metadata; `points`: its entry points of the group relax.plugins."""
+    """Yield the problems of a plugin's metadata; `points`: its entry points of the groups that Relax reads."""
     name = raw.get("name", "")
     if not canonical(name).startswith(_PREFIX):
         fix = f'name the project "{_PREFIX}{canonical(name).removeprefix("relax-")}", so that users find it'
@@ -180,7 +184,7 @@ def check_metadata(raw: RawMetadata, points: Mapping[str, str]) -> Iterator[Publ
     if not points:
         fix = f'add [project.entry-points."relax.plugins"] with {name or "NAME"} = "PACKAGE.plugin"'
         yield PublishFinding(
-            "entry-points", "no entry point in the group relax.plugins, so Relax cannot find the plugin", fix
+            "entry-points", f"no entry point in the group {PLUGINS} or {COMMANDS}, so Relax cannot find the plugin", fix
         )
 
 
@@ -241,5 +245,8 @@ def _check_components(name: str, unpacked: Path) -> Iterator[PublishFinding]:
             yield PublishFinding(where, f"{item['name']}: {item['detail']}", f"see `relax plugins check {name}`")
     if not any(item["subject"] for item in checks):
         yield PublishFinding(
-            "entry-points", "the plugin offers no component", "return components from a hook", blocks=False
+            "entry-points",
+            "the plugin offers no component and no command",
+            "return components from a hook",
+            blocks=False,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New plugin projects from templates; `bake` writes a project that can be installed and passes its suite unchanged.
+"""New plugin projects from templates; `bake` writes a project that can be installed and passes its tests unchanged.
 
 The code of a working single-file plugin can be moved into the new project without changes.
 """
@@ -12,19 +12,22 @@ from pathlib import Path
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 import relax_core
+from relax_core.api.command import KEBAB
 from relax_core.api.component import KINDS
 from relax_core.api.errors import ConfigError
 from relax_core.registry.catalogue import Catalogue, known_kind
 from relax_core.registry.handshake import core_range
-from relax_core.registry.loader import KEBAB
 
 PREFIX = "relax-plugin-"
+COMMAND = "command"
 LICENSE = "Apache-2.0"
 """SPDX expression of a new project's license, unless its author chooses another."""
 
 
 def bake(kind: str, name: str, out: Path, source: Path | None = None, spdx: str = LICENSE) -> Path:
     """Write a new project into `out`. Raises ConfigError for a name, file, directory or license that cannot be used.
+
+    `kind`: a kind of component, or `command`.
 
     `spdx`: the license as an SPDX expression, such as `MIT OR Apache-2.0` or `LicenseRef-Proprietary`.
     """
@@ -40,7 +43,11 @@ def bake(kind: str, name: str, out: Path, source: Path | None = None, spdx: str 
     except InvalidLicenseExpression as error:
         fix = "write an SPDX expression, such as Apache-2.0, MIT or LicenseRef-Proprietary"
         raise ConfigError("--license", f"{spdx!r} ({error})", fix) from error
-    context = {"license": spdx, "kind": kind, "hook": KINDS[kind].hook, "name": name, "core_range": core_range()}
+    context = {"license": spdx, "kind": kind, "name": name, "core_range": core_range()}
+    if kind != COMMAND:
+        context["hook"] = KINDS[kind].hook
+    elif source is not None:
+        raise ConfigError("--from", str(source), "only components move from one file; copy the function of a command")
     if source is not None:
         context |= _moved(kind, source)
     out.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,8 @@ def template_of(kind: str) -> Path:
     All kinds share the project `templates/plugin`, which includes the files of `templates/plugin/templates/KIND`. Raises
     ConfigError for a kind that does not exist.
     """
-    known_kind(kind)
+    if kind != COMMAND:
+        known_kind(kind)
     package = Path(relax_core.__file__).parent
     places = [root / "templates" / "plugin" for root in (package, package.parent)]
     return next((place for place in places if place.is_dir()), places[0])

@@ -32,8 +32,8 @@ from tests.shared_folder import shared_folder
 __all__ = ["game", "relax_here"]
 
 DEADLINE_S = 600
-PROJECTS = {kind.name: f"my-{kind.name}" for kind in KINDS.values()} | {"algorithm": "lite-ppo"}
-"""By kind, the component of its project. The algorithm moves in from a single file; the others are their template's code."""
+PROJECTS = {kind: f"my-{kind}" for kind in (*KINDS, "command")} | {"algorithm": "lite-ppo"}
+"""By kind, the name of its project. The algorithm moves in from a single file; the others are their template's code."""
 FROM = {"algorithm": "lite_ppo.py"}
 """Single files that `docs/plugins.md` shows."""
 BUILD = """

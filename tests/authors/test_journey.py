@@ -34,7 +34,8 @@ def test_new_projects_are_found_with_their_components(author: Home) -> None:
     for kind, name in PROJECTS.items():
         plugin = found[f"relax-plugin-{name}"]
         assert (plugin["state"], plugin["editable"]) == ("ok", False)
-        assert [(component["kind"], component["name"]) for component in plugin["components"]] == [(kind, name)]
+        offered = [(component["kind"], component["name"]) for component in plugin["components"]]
+        assert offered + [("command", command["name"]) for command in plugin["commands"]] == [(kind, name)]
 
 
 def test_own_tests_of_new_projects_and_of_the_guide_pass(author: Home) -> None:
@@ -45,7 +46,7 @@ def test_own_tests_of_new_projects_and_of_the_guide_pass(author: Home) -> None:
     assert len(files) == len(PROJECTS) + 1
     done = ended([author.python, "-m", "pytest", *options, *files], author.path)
     assert done.code == 0, done.out
-    assert {file.name for file in files if f"{file.name}::Test" not in done.out} == set()
+    assert {file.name for file in files if f"{file.name}::" not in done.out} == set()
 
 
 def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
@@ -66,7 +67,11 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
         assert any(step.get(f"reward/{name}", 0) > 0 for step in steps), name
     assert f'name = "{PROJECTS["algorithm"]}"' in (run / "config.toml").read_text()
     used = (run / "plugins.json").read_text()
-    assert {name for name in PROJECTS.values() if f"relax-plugin-{name}" not in used} == set()
+    unused = {name for name in PROJECTS.values() if f"relax-plugin-{name}" not in used}
+    assert unused == {PROJECTS["command"]}, "workers need no commands"
     rows = (run / f"{PROJECTS['sink']}.jsonl").read_text().splitlines()
     assert {json.loads(row)["step"] for row in rows} == {1, 2}
     assert "half_right.py" in used
+    rewards = [step["reward/mean"] for step in steps]
+    answer = author.must(PROJECTS["command"], run, "--json").json
+    assert answer == {"run": "run", "steps": 2, "mean": pytest.approx(sum(rewards) / 2)}

@@ -47,7 +47,7 @@ def test_the_plugin_page_lists_the_packages_that_plugins_may_import() -> None:
 
 
 def test_the_plugin_page_explains_every_name_of_the_rooms_for_commands() -> None:
-    explained = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8").partition("## Runs and their files")[2]
+    explained = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8").partition("### Runs and their files")[2]
     for room in (runs, launch):
         assert {name for name in room.__all__ if f"`{name}`" not in explained} == set()
         assert all(getattr(room, name) is not None for name in room.__all__)

@@ -27,6 +27,7 @@ class Site:
         entry: str = "",
         module: str = "",
         files: dict[str, str] | None = None,
+        commands: dict[str, str] | None = None,
     ) -> None:
         package = name.replace("-", "_")
         self.write(f"{package}/__init__.py", "")
@@ -36,7 +37,9 @@ class Site:
         needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
         info = f"{package}-{version}.dist-info"
         self.write(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}\nA text.\n")
-        self.write(f"{info}/entry_points.txt", f"[relax.plugins]\n{entry or name} = {module or package + '.plugin'}\n")
+        plugin = "" if commands and not code else f"{entry or name} = {module or package + '.plugin'}\n"
+        points = "".join(f"{key} = {value}\n" for key, value in (commands or {}).items())
+        self.write(f"{info}/entry_points.txt", f"[relax.plugins]\n{plugin}[relax.commands]\n{points}")
 
     def write(self, file: str, text: str) -> Path:
         path = self.path / file

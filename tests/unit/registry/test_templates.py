@@ -106,6 +106,19 @@ def test_a_template_is_a_plugin_of_its_kind_without_being_installed(kind, tmp_pa
     assert catalogue.target(kind, kind).__name__ == "Mine"
 
 
+def test_a_project_of_a_command_has_one_entry_point_and_no_list_of_components(tmp_path):
+    project = bake("command", "last-reward", tmp_path)
+    points = tomllib.loads((project / "pyproject.toml").read_text())["project"]["entry-points"]
+    entry = "last-reward | watch | Print the mean reward of the last steps of a run."
+    assert points == {"relax.commands": {entry: "relax_plugin_last_reward.command:last_reward"}}
+    made = {str(path.relative_to(project)) for path in project.rglob("*.py")}
+    package = "src/relax_plugin_last_reward"
+    assert made == {f"{package}/__init__.py", f"{package}/command.py", "tests/test_command.py"}
+    (tmp_path / "one.py").write_text("")
+    with pytest.raises(ConfigError, match="--from: .*only components move"):
+        bake("command", "other", tmp_path, tmp_path / "one.py")
+
+
 def test_the_worked_example_of_an_engine_is_as_short_as_the_guide_says(tmp_path):
     """`tests/authors` shows that the example conforms and trains."""
     lines = (bake("engine", "mine", tmp_path) / "src/relax_plugin_mine/engine.py").read_text().count("\n")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of all installed distributions, read from metadata; a command's module is imported when it is called.
+
+A name belongs to the core if the core has it, else to the only distribution that offers it. Every other command is called
+as `DISTRIBUTION:NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from typing import Any, NamedTuple
+
+from relax_core.api.command import COMMANDS, RelaxCommand
+from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError
+from relax_core.registry.handshake import CORE, PluginState, Record
+from relax_core.registry.installed import installed
+
+
+class OfferedCommand(NamedTuple):
+    """A command with the record of its distribution."""
+
+    command: RelaxCommand
+    record: Record
+
+    def parser(self, name: str) -> Any:
+        """Import the target and return typer's parser of it, called `name`. Raises PluginError for a fault of a plugin."""
+        import typer
+
+        parent = typer.Typer(rich_markup_mode=None)
+        try:
+            target = pkgutil.resolve_name(self.command.target)
+            if not isinstance(target, typer.Typer):
+                parent.command(name)(target)
+            elif target.registered_callback or target.registered_groups or len(target.registered_commands) > 1:
+                parent.add_typer(target, name=name)
+            else:  # one command, with settings that only a `typer.Typer` can have
+                parent.registered_commands = target.registered_commands
+            (parser,) = typer.main.get_group(parent).commands.values()
+        except (Exception, SystemExit) as error:
+            raise self.charged(error, f"no command can be made of {self.command.target}: ") from error
+        return parser
+
+    def charged(self, error: BaseException, failed: str = "") -> BaseException:
+        """Return the error to report for an exception in this command; a plugin's fault is charged to its distribution."""
+        if self.record.distribution == CORE or isinstance(error, RelaxError):
+            return error
+        from relax_core.registry.catalogue import extra_for
+        from relax_core.registry.error_text import plugin_frames, said
+
+        title = f"command {self.command.name!r} of {self.record.title}"
+        if extra := extra_for(self.record.distribution, error):
+            return ConfigError(title, f"no package {error.name}", f"pip install '{extra}'")  # type: ignore[attr-defined]
+        return PluginError(title, f"{failed}{said(error)}", plugin_frames(error))
+
+
+class Commands:
+    """The commands that can be called, by the name that follows `relax`."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+
+    @cached_property
+    def core(self) -> dict[str, OfferedCommand]:
+        """The core's own commands. Raises InfrastructureError if the installation lists none."""
+        try:
+            own = _offered(installed(self._environ, distribution(CORE).entry_points.select(group=COMMANDS)))
+        except PackageNotFoundError:
+            own = []
+        if not own:
+            raise InfrastructureError(f"the metadata of {CORE} lists no commands; install {CORE} again")
+        return {offered.command.name: offered for offered in own}
+
+    @cached_property
+    def _others(self) -> list[OfferedCommand]:
+        """The commands of all other distributions, also of those that are skipped."""
+        found = _offered(installed(self._environ, entry_points(group=COMMANDS)))
+        return [offered for offered in found if offered.record.distribution != CORE]
+
+    @cached_property
+    def callable(self) -> dict[str, OfferedCommand]:
+        """All commands that can be called, by the name that calls each."""
+        others = [offered for offered in self._others if offered.record.state is PluginState.OK]
+        times = Counter([*self.core, *(offered.command.name for offered in others)])
+        return self.core | {
+            name if times[name] == 1 else f"{offered.record.distribution}:{name}": offered
+            for offered in others
+            for name in [offered.command.name]
+        }
+
+    def find(self, name: str) -> OfferedCommand:
+        """Return the command with this name, or `DISTRIBUTION:NAME`. Raises ConfigError with the cause for other names."""
+        if name in self.core:
+            return self.core[name]
+        wanted, _, bare = name.rpartition(":")
+        found = [
+            offered
+            for offered in (*self.core.values(), *self._others)
+            if offered.command.name == bare and wanted in ("", offered.record.distribution)
+        ]
+        usable = [offered for offered in found if offered.record.state is PluginState.OK]
+        if len(usable) == 1:
+            return usable[0]
+        if usable:
+            written = " or ".join(f"relax {offered.record.distribution}:{bare}" for offered in usable)
+            fix = f"several plugins have this command; write {written}"
+        elif found:
+            fix = f"{found[0].record.title} offers it but was skipped: {found[0].record.reason}"
+        else:
+            from relax_core.registry.catalogue import installable
+            from relax_core.registry.error_text import did_you_mean
+
+            home = installable().get("command", {}).get(bare, "")
+            is_absent = home and wanted in ("", home)
+            fix = f"its plugin is not installed; pip install {home}" if is_absent else did_you_mean(bare, self.callable)
+        raise ConfigError("command", repr(name), fix)
+
+
+def _offered(records: Iterable[Record]) -> list[OfferedCommand]:
+    return [OfferedCommand(command, record) for record in records for command in record.commands]

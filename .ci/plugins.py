@@ -6,7 +6,8 @@
 - in pyproject.toml, each array that names the modules of plugins, and each extra that a plugin joins by
   `[tool.relax] extras` in its own pyproject.toml;
 - relax_core/registry/plugins.json: the distribution to install for each component and command, for errors that recommend
-  it.
+  it;
+- relax_core/registry/default_tables.json: the default of each configuration table of a plugin, which older runs wrote out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from relax_core.registry.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = {
@@ -52,13 +57,16 @@ def project(text: str) -> str:
     return EXTRA.sub(extra, MODULES.sub(lambda match: joined(match[0], modules), text))
 
 
-def offers(_: str) -> str:
-    """Return the distribution to install for each component and command, by kind and name."""
+def catalogue() -> Catalogue:
     from relax_core.registry.catalogue import Catalogue
 
-    catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(PLUGINS)})
+    return Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(PLUGINS)})
+
+
+def offers(_: str) -> str:
+    """Return the distribution to install for each component and command, by kind and name."""
     by_kind: dict[str, dict[str, str]] = defaultdict(dict)
-    for record in catalogue.records:
+    for record in catalogue().records:
         if record.distribution in PLUGINS:
             for kind, component in record.components:
                 by_kind[kind][component.name] = record.distribution
@@ -67,7 +75,20 @@ def offers(_: str) -> str:
     return json.dumps(by_kind, indent=1, sort_keys=True) + "\n"
 
 
-LISTS = {"pyproject.toml": project, "relax_core/registry/plugins.json": offers}
+def default_tables(_: str) -> str:
+    """Return the default of each table of the plugins, by name."""
+    from relax_core.config.plugin_tables import plugin_tables
+
+    own = {name: model() for name, model in plugin_tables(catalogue()).items()}
+    defaults = {name: table.model_dump(mode="json", exclude_none=True) for name, table in own.items()}
+    return json.dumps(defaults, indent=1, sort_keys=True) + "\n"
+
+
+LISTS = {
+    "pyproject.toml": project,
+    "relax_core/registry/plugins.json": offers,
+    "relax_core/registry/default_tables.json": default_tables,
+}
 
 
 def stale() -> Iterator[tuple[Path, str]]:

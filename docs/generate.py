@@ -51,8 +51,8 @@ def kinds() -> str:
     for kind in KINDS.values():
         table = f"`[[{kind.table}]]`" if kind.many else f"`[{kind.table}]`" if kind.table else ""
         names = ", ".join(f"`{name}`" for name in catalogue.names(kind.name))
-        base = kind.base.rpartition(":")[2]
-        lines.append(f"| {kind.name} | `{kind.hook}` | `{base}` | {table} | {names} |")
+        base = f"`{kind.base.rpartition(':')[2]}`" if kind.base else "a function"
+        lines.append(f"| {kind.name} | `{kind.hook}` | {base} | {table} | {names} |")
     groups = ", ".join(f"`{name}` ({title})" for name, title in GROUPS.items())
     lines += ["", "## Commands", "", f"{_COMMAND_ENTRIES} The groups of the core are {groups}.", ""]
     lines += ["| distribution | commands |", "|---|---|"]
@@ -386,8 +386,9 @@ the family: an algorithm defines `credit`, `surrogate` or both. `learn.ClippedPo
 have a surrogate, so that a new advantage estimator is one function."""
 _KINDS = """\
 Kinds of components. A plugin registers components of these kinds through the kind's hook, and a configuration chooses a
-component by name in the kind's table. `relax_core/api/component.py` defines the kinds; this page, `relax plugins`, `relax
-new` and the schema are generated from it."""
+component by name in the kind's table. A `table` is itself a table of the configuration, and every `check` of an installed
+plugin runs. `relax_core/api/component.py` defines the kinds; this page, `relax plugins`, `relax new` and the schema are
+generated from it."""
 _COMMAND_ENTRIES = """\
 A [command](plugins.md#a-command) of `relax` is not a component: no configuration chooses it, and no hook returns it. One
 entry point of the group `relax.commands` registers it. The name of the entry point is `NAME | GROUP | HELP`, and its value

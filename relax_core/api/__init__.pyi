@@ -23,8 +23,10 @@ from .bus import (
     Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings, Claim as Claim,
     ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Sealed as Sealed,
 )
+from .checks import CheckFinding as CheckFinding, FirstStepFacts as FirstStepFacts, PreflightFacts as PreflightFacts
 from .component import (
-    Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind,
+    Check as Check, Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind,
+    Table as Table,
 )
 from .engine import (
     Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec,
@@ -55,7 +57,7 @@ from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
 )
 from .files import load_function as load_function
-from .options import Options as Options, Secret as Secret
+from .options import Options as Options, Secret as Secret, TableOptions as TableOptions
 from .plan import (
     Estimate as Estimate, Layout as Layout, Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup,
     Workload as Workload,

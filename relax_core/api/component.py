@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast, get_args, get_origin
 
 from typing_extensions import TypeVar
 
@@ -33,6 +33,19 @@ class Component:
     help: str
     """One-line description that `relax plugins list` prints."""
     experimental: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Component):
+    """A plugin's entry for a configuration table that the plugin owns; the target is a subclass of `TableOptions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Component):
+    """A plugin's entry for a check of runs; the target is a pure function that takes facts and yields `CheckFinding`s."""
+
+    stage: Literal["preflight", "first-step"] = field(kw_only=True)
+    """`preflight`: takes `PreflightFacts`, before the run starts. `first-step`: takes `FirstStepFacts`, after step 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +106,28 @@ class Kind:
     name: str
     hook: str
     base: str
-    """Base class as `module:Class`; imported only when needed."""
+    """Base class as `module:Class`, imported only when needed; empty: the components are functions."""
     table: str
     """Configuration table that chooses the component; empty: no table."""
     many: bool = False
     """True: `table` is an array of tables, which chooses several components."""
     suite: str = ""
     """Conformance suite as `module:Class`."""
+    entry: type[Component] = Component
+    """Class of the entries that the hook returns."""
 
 
 def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False) -> Kind:
     noun = base.split(":")[1].removesuffix("Component")
     suite = f"relax_core.testing.{name.replace('-', '_')}:{noun}Suite"
     return Kind(name, hook, f"relax_core.api.{base}", table, many, suite)
+
+
+_TABLE = Kind(
+    "table", "relax_tables", "relax_core.api.options:TableOptions", "", suite="relax_core.testing.table:TableSuite",
+    entry=Table,
+)  # fmt: skip
+_CHECK = Kind("check", "relax_checks", "", "", suite="relax_core.testing.check:CheckSuite", entry=Check)
 
 
 KINDS: dict[str, Kind] = {
@@ -127,9 +149,17 @@ KINDS: dict[str, Kind] = {
         _kind("scaling-policy", "relax_scaling_policies", "scaling:ScalingPolicy", "autoscale"),
         _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox"),
         _kind("role", "relax_roles", "role:Role"),
+        _TABLE,
+        _CHECK,
     )
 }
 BY_HOOK: dict[str, Kind] = {kind.hook: kind for kind in KINDS.values()}
 BY_TABLE: dict[str, Kind] = {kind.table: kind for kind in KINDS.values() if kind.table}
 BY_TABLE["environments"] = replace(KINDS["environment"], table="environments", many=True)
 """`[[environments]]` adds environments for the tasks that name them."""
+CORE_KEYS = frozenset({
+    "steps", "epochs", "seed", "max_staleness", "deterministic", "plugins", "stages", "model", "data", "teachers",
+    "engines", "rollout", "optimizer", "critic", "reference", "batch", "eval", "placement", "checkpoint", "export",
+    "profile", "recovery", "guards", "run", "notify",
+})  # fmt: skip
+"""Keys and tables of the core at the top level of a configuration; no plugin may offer a table of this name."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The specifications of all hooks that a plugin can implement.
 
-Component hooks return `Component`s, which name classes by strings. Observer hooks receive a frozen event in the
-controller process, under a deadline; an observer that raises three times is paused, like a sink. Commands of `relax` need
-no hook: the entry points of the group `relax.commands` name them (`relax_core.api.command`), so that `relax --help`
-imports no plugin.
+Component hooks return `Component`s, `Table`s or `Check`s, which name classes and functions by strings. Observer hooks
+receive a frozen event in the controller process, under a deadline; an observer that raises three times is paused, like a
+sink. One thread makes all calls of an observer about a run. Commands of `relax` need no hook: the entry points of the
+group `relax.commands` name them (`relax_core.api.command`), so that `relax --help` imports no plugin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import pluggy
 
 from relax_core.api import events
-from relax_core.api.component import Component
+from relax_core.api.component import Check, Component, Table
 
 PROJECT = "relax"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -57,6 +57,10 @@ def relax_scaling_policies() -> Components: """Return rules for the number of en
 def relax_sandboxes() -> Components: """Return sandboxes for untrusted programs."""  # type: ignore[empty-body]
 @hookspec
 def relax_roles() -> Components: """Return roles: parts of a run's logic."""  # type: ignore[empty-body]
+@hookspec
+def relax_tables() -> Iterable[Table]: """Return configuration tables of the plugin."""  # type: ignore[empty-body]
+@hookspec
+def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ignore[empty-body]
 
 @hookspec
 def relax_run_started(event: events.RunStarted) -> None: """Observe that all roles of the run are ready."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -52,6 +52,32 @@ class Options(BaseModel):
         if fault := _unbounded(value, str(info.field_name)):
             raise PydanticCustomError("bounded", fault)
         return value
+
+
+class TableOptions(Options):
+    """The base of a configuration table that a plugin owns; a string under a field documents the key.
+
+    Every key has a default, because a configuration may leave out the table. `config.table(MyTable)` returns the table
+    in a role, `event.table("my-table", MyTable)` in an observer of `RunOpened`.
+    """
+
+    kind: ClassVar[str] = "table"
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Keys that may change when a run is resumed; `("*",)`: all keys."""
+    of_the_run: ClassVar[bool] = False
+    """True: the table applies to the whole run, so that a stage may not set the table."""
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[ConfigError]:
+        """Return an error for each combination with other tables that cannot work; read no file and no secret.
+
+        `config` is the whole configuration as plain data, with every default.
+        """
+        return ()
+
+    @classmethod
+    def options_model(cls) -> type[Self]:
+        """Return the class itself: the keys of a table are its options."""
+        return cls
 
 
 def _unbounded(value: Any, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,6 +106,7 @@ def init(
     from relax_core.config.documentation import starter
     from relax_core.config.tables import RolloutTable
     from relax_core.control.prepare import plan_run
+    from relax_core.registry.catalogue import Catalogue
 
     def relative(path: Path) -> str:
         """Return a path relative to the folder of OUT if it lies within, else absolute."""
@@ -116,10 +117,15 @@ def init(
         if not path.exists():
             raise ConfigError(option, f"{path}, which does not exist", f"give the path of the {what}")
     turn = min(RolloutTable().max_new_tokens, max(bounded_context(model) // 2, 1))
-    values = {"model": {"path": relative(model)}, "data": {"train": relative(data)}, "run": {"name": out.stem}}
+    values: dict[str, dict[str, Any]] = {
+        "model": {"path": relative(model)},
+        "data": {"train": relative(data)},
+        "run": {"name": out.stem},
+    }
     try:
         with out.open("x", encoding="utf-8") as file:
-            file.write(starter({**values, "rollout": {"max_new_tokens": turn}}, reward, full=full))
+            values["rollout"] = {"max_new_tokens": turn}
+            file.write(starter(values, reward, Catalogue.load() if full else None, full=full))
     except FileExistsError as error:
         raise ConfigError("OUT.toml", f"{out}, which exists", "give another path or delete the file") from error
     except OSError as error:

@@ -22,12 +22,12 @@ from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, sa
 from relax_core.observe.console import run_to_end
 
 if TYPE_CHECKING:
+    from relax_core.api.checks import CheckFinding
     from relax_core.config.layers import Source
     from relax_core.control.memory_check import ProcessNeed
     from relax_core.control.prepare import PlannedRun
     from relax_core.diagnostics.agreement import Agreement
     from relax_core.diagnostics.estimate import RunEstimate
-    from relax_core.observe.first_step import FirstStepCheck
 
 
 def graph(
@@ -106,12 +106,13 @@ def _data_lines(planned: PlannedRun) -> Iterator[str]:
 
 
 def check_all(planned: PlannedRun) -> tuple[str, ...]:
-    """Check sinks, tools and data as a run does; return notices, graph, tools and data as lines. Raises RelaxError."""
+    """Check sinks, tools, data and the plugins' checks as a run does; return all results as lines. Raises RelaxError."""
     from relax_core.control.prepare import check_sinks
 
     check_sinks(planned.composed.config, planned.catalogue)
     notices = (f"note: {notice}" for notice in planned.composed.notices)
-    return (*notices, *_graph_lines(planned), *tool_lines(planned), *_data_lines(planned))
+    lines = (*notices, *_graph_lines(planned), *tool_lines(planned), *_data_lines(planned))
+    return (*lines, *(f"warning: {notice}" for notice in planned.preflight()))
 
 
 def dry_run(sources: Sequence[Source], overrides: Sequence[str]) -> None:
@@ -369,7 +370,7 @@ def try_(
 
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
-    checks: Sequence[FirstStepCheck] = ()
+    checks: Sequence[CheckFinding] = ()
     warnings: Sequence[str] = ()
     if program and arguments[0] != "agent":
         raise ConfigError("relax try", f"a program after --: {program[0]}", "write relax try agent FILES -- PROGRAM")

@@ -18,7 +18,7 @@ from relax_core.cli.terminal import AsJson, say
 
 if TYPE_CHECKING:
     from relax_core.registry import Catalogue, Record
-    from relax_core.registry.check import Check
+    from relax_core.registry.check import CheckOutcome
 
 OfKind = Annotated[str, typer.Option("--kind", help="Show only components of this kind, or only commands: command.")]
 
@@ -102,7 +102,7 @@ def check_plugins(
 
     catalogue, files = _catalogue(name)
     records = _chosen(catalogue, files[0] if files else name)
-    checks: list[Check] = []
+    checks: list[CheckOutcome] = []
     shown: set[str] = set()
     for item in check(catalogue, records, files, slow=slow or bool(name), progress=partial(say, err=True)):
         checks.append(item)

@@ -114,6 +114,7 @@ def _continue(run_dir: Path, overrides: Sequence[str], as_json: bool, supervised
     """Continue the run in a directory with the overrides that a resume may change; leave a finished run as it is."""
     from relax_core.control.prepare import prepare_resume
     from relax_core.observe.files import read_document
+    from relax_core.registry.catalogue import Catalogue
 
     summary = read_document(run_dir / "summary.json") or {}
     if summary.get("status") == "finished":
@@ -121,8 +122,9 @@ def _continue(run_dir: Path, overrides: Sequence[str], as_json: bool, supervised
         _say_ending(summary, run_dir, as_json)
         return
     keys = {override: override.partition("=")[0].strip() for override in overrides}
-    changes = [override for override, key in keys.items() if may_change(key)]
-    if kept := [key for key in keys.values() if not may_change(key)]:
+    catalogue = Catalogue.load()
+    changes = [override for override, key in keys.items() if may_change(key, catalogue)]
+    if kept := [key for override, key in keys.items() if override not in changes]:
         say(f"relax: the run in {run_dir} has begun and keeps its own {', '.join(kept)}", err=True)
     _run(prepare_resume(run_dir, changes, unfinished=True), as_json, supervised)
 

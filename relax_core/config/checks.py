@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks before a run starts: combinations of keys that cannot work, and files that cannot be used.
 
-Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call
-no plugin code. Checks of files read model folders, vocabularies and tokenizers.
+Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`). Only the
+tables of plugins are asked for further `problems`. Checks of files read model folders, vocabularies and tokenizers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from relax_core.api.weights import WeightTransport
 from relax_core.config.run_config import DEFAULT_NAMES, EnvironmentKeys, RunConfig
 from relax_core.config.tables import CriticTable, EngineTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.error_text import authored
 
 Errors: TypeAlias = Iterator[ConfigError]
 TEACHER_COLUMNS = frozenset(
@@ -60,7 +61,16 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_external_errors(config, generated),
         *_label_errors(config),
         *_ignored_errors(config),
+        *_plugin_table_errors(config),
     ]
+
+
+def _plugin_table_errors(config: RunConfig) -> Errors:
+    """Yield the errors that plugins' tables find in the whole configuration; only tables that are set are asked."""
+    data = config.dump() if config.plugin_tables else {}
+    for name, table in config.plugin_tables.items():
+        with authored(f"table {name!r}"):
+            yield from table.problems(data)
 
 
 def samples(config: RunConfig, catalogue: Catalogue) -> bool:

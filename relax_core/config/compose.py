@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from relax_core.api.component import BY_TABLE, Chosen, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.api.options import Secret
+from relax_core.api.options import Secret, TableOptions
 from relax_core.config.checks import combination_errors, file_errors
 from relax_core.config.layers import (
     COMMAND_LINE,
@@ -40,7 +40,8 @@ from relax_core.config.layers import (
     read_layers,
     with_origins,
 )
-from relax_core.config.problems import ConfigProblems, refuse, unknown_key, validation_errors
+from relax_core.config.plugin_tables import all_tables, find_table
+from relax_core.config.problems import ConfigProblems, refuse, validation_errors
 from relax_core.config.run_config import (
     COMPONENT_TABLES,
     DEFAULT_NAMES,
@@ -52,16 +53,14 @@ from relax_core.config.run_config import (
     FurtherEnvironmentChoice,
     RunConfig,
     keys_model,
-    table_keys,
-    top_level_keys,
 )
 from relax_core.registry.catalogue import Catalogue
-from relax_core.registry.error_text import plugin_frames, said
+from relax_core.registry.error_text import authored, plugin_frames, said
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 STAGES = "stages"
 OF_THE_RUN = ("run", "notify", "recovery", "plugins", "sinks", "seed", STAGES)
-"""Keys that apply to the whole run, and that a stage may not set."""
+"""Keys of the core that apply to the whole run, and that a stage may not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def compose(
     if catalogue is None:
         catalogue = Catalogue.load(plugins_of(tree))
         passed(catalogue)
-    rest, layers = _split_stages(tree)
+    rest, layers = _split_stages(tree, catalogue)
     stages = []
     for at, layer in enumerate(layers or [{}]):
         with naming_stage(at if layers else None):
@@ -137,10 +136,13 @@ def parse_config(data: Mapping[str, Any], catalogue: Catalogue) -> RunConfig:
 def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     """Fill in defaults and validate all keys; raise ConfigError, ConfigProblems for several errors, or PluginError."""
     tree = _with_defaults(tree)
-    strange = [key for key in tree if key not in Core.model_fields and key not in BY_TABLE]
-    problems: list[RelaxError] = [unknown_key(key, [*top_level_keys(), *table_keys()], table_keys()) for key in strange]
+    problems: list[RelaxError] = []
+    tables: dict[str, TableOptions] = {}
+    for name in [key for key in tree if key not in Core.model_fields and key not in BY_TABLE]:
+        if plugin_table := _plugin_table(name, tree[name], catalogue, problems):
+            tables[name] = plugin_table
     known = {key: node for key, node in tree.items() if key in Core.model_fields}
-    core = _validated(Core, known, "", problems)
+    core = _validated(Core, known, "", problems, catalogue)
     if core is not None:
         engines = list(core.engines)
         for at, pool in enumerate(engines):
@@ -165,7 +167,25 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     refuse((problem for problem in problems if isinstance(problem, ConfigError)), tree)
     if problems:
         raise problems[0]
-    return RunConfig.model_construct(**dict(cast(Core, core)), **choices)
+    return RunConfig.model_construct(**dict(cast(Core, core)), **choices, plugin_tables=tables)
+
+
+def _plugin_table(name: str, node: Node, catalogue: Catalogue, problems: list[RelaxError]) -> TableOptions | None:
+    """Validate a table of a plugin; return None after adding an error to `problems`, or for a table without effect."""
+    try:
+        model = find_table(name, node, catalogue)
+    except (ConfigError, PluginError) as error:
+        problems.append(error)
+        return None
+    if model is None:
+        return None
+    if isinstance(node, Leaf) and node.value == {}:
+        node = {}
+    if not isinstance(node, dict):
+        problems.append(ConfigError(name, _shape(node), f"write one table, [{name}]"))
+        return None
+    with authored(f"table {name!r}"):
+        return _validated(model, node, name, problems, catalogue)
 
 
 def _with_defaults(tree: Tree) -> Tree:
@@ -223,10 +243,10 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
     except PluginError as error:
         problems.append(error)
         return None
-    own = _validated(keys_model(kind.table), {k: entry[k] for k in entry if k in of_core}, key, problems)
+    own = _validated(keys_model(kind.table), {k: entry[k] for k in entry if k in of_core}, key, problems, catalogue)
     options = {k: item for k, item in entry.items() if k not in ("name", *of_core)}
     try:
-        valid = _validated(model, options, key, problems, ("name", *of_core))
+        valid = _validated(model, options, key, problems, catalogue, ("name", *of_core))
     except RelaxError:
         raise
     except Exception as error:
@@ -244,12 +264,13 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
 
 
 def _validated(
-    model: type[ModelT], node: Tree, prefix: str, problems: list[RelaxError], also: tuple[str, ...] = ()
-) -> ModelT | None:
+    model: type[ModelT], node: Tree, prefix: str, problems: list[RelaxError], catalogue: Catalogue,
+    also: tuple[str, ...] = (),
+) -> ModelT | None:  # fmt: skip
     try:
         return model.model_validate_json(json.dumps(plain(node, model), default=_json_value), strict=True)
     except ValidationError as error:
-        problems += validation_errors(error, model, prefix, also)
+        problems += validation_errors(error, model, all_tables(catalogue), prefix, also)
         return None
 
 
@@ -266,7 +287,7 @@ def _json_value(value: object) -> object:
     )
 
 
-def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
+def _split_stages(tree: Tree, catalogue: Catalogue) -> tuple[Tree, list[Tree]]:
     """Return the tree without stages, and the layer of each stage with short forms expanded.
 
     Only the first stage may name a model, as a stage trains the export of the stage before. Raises ConfigError.
@@ -288,7 +309,8 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
         for key, item in stage.items():
             if isinstance(item, Leaf):  # a short form
                 layer[key] = with_origins(expand((key,), item.value), item.origin, (key,))
-        for key in OF_THE_RUN:
+        own = [key for key in layer if key in catalogue.names("table") and catalogue.table(key).of_the_run]
+        for key in (*OF_THE_RUN, *own):
             if key in layer:
                 raise ConfigError(f"{STAGES}[{at}].{key}", "a key of the whole run", "move the key out of [[stages]]")
         model = layer.get("model")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -24,6 +24,7 @@ from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import Options, Secret
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
 from relax_core.config.compose import Composed
+from relax_core.config.plugin_tables import all_tables, plugin_tables
 from relax_core.config.problems import unknown_key
 from relax_core.config.run_config import (
     DEFAULT_NAMES,
@@ -32,7 +33,6 @@ from relax_core.config.run_config import (
     core_tables,
     keys_model,
     literal,
-    table_keys,
     top_level_keys,
 )
 from relax_core.registry.catalogue import Catalogue
@@ -79,6 +79,14 @@ def core_documentation() -> Iterator[TableDoc]:
     yield TableDoc("", False, "Keys before the first table.", own)
     for name, model in core_tables().items():
         yield from table_docs(name, model, is_tables(Core.model_fields[name].annotation))
+
+
+def plugin_documentation(catalogue: Catalogue) -> Iterator[TableDoc]:
+    """Yield the tables that plugins own, each followed by the tables in it."""
+    for name, model in plugin_tables(catalogue).items():
+        first, *rest = table_docs(name, model)
+        yield replace(first, text=f"{first.text} From `{catalogue.find('table', name).distribution}`.".lstrip())
+        yield from rest
 
 
 def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterator[TableDoc]:
@@ -165,9 +173,16 @@ def explain(key: str, composed: Composed) -> Explained:
     """Explain a key of a configuration. Raises ConfigError for an unknown key."""
     path, catalogue = key.split("."), composed.catalogue
     value, origin = _value(composed.config.dump(), path), str(composed.origin_of(key))
-    kind = BY_TABLE.get(path[0])
+    kind, tables = BY_TABLE.get(path[0]), all_tables(catalogue)
+    if own := plugin_tables(catalogue).get(path[0]):
+        found = catalogue.find("table", path[0])
+        says = f"table {found.title}: {found.component.help}"
+        value = _value({path[0]: composed.config.table(own).model_dump(mode="json", exclude_none=True)}, path)
+        if len(path) == 1:
+            return Explained(key, value, origin, "table", "", summary(own), says)
+        return _documented(key, path[1:], own, value, origin, says, tables)
     if kind is None:
-        return _documented(key, path, Core, value, origin, "")
+        return _documented(key, path, Core, value, origin, "", tables)
     rest = path[1 + kind.many :]
     index = int(path[1]) if kind.many and len(path) > 1 and path[1].isdecimal() else 0
     chosen = getattr(composed.config, path[0])
@@ -183,12 +198,14 @@ def explain(key: str, composed: Composed) -> Explained:
         return Explained(
             key, value, origin, "text" if rest else "table", "", f"Name of the {kind.name}.", f"{says}\n{documented}"
         )
-    own = keys_model(path[0])
-    model, by = (own, "") if rest[0] in own.model_fields else (target.options_model(), says)
-    return _documented(key, rest, model, value, origin, by)
+    of_core = keys_model(path[0])
+    model, by = (of_core, "") if rest[0] in of_core.model_fields else (target.options_model(), says)
+    return _documented(key, rest, model, value, origin, by, tables)
 
 
-def _documented(key: str, path: list[str], model: Any, value: Any, origin: str, component: str) -> Explained:
+def _documented(
+    key: str, path: list[str], model: Any, value: Any, origin: str, component: str, homes: Mapping[str, list[str]]
+) -> Explained:
     fields, known = {}, []
     annotation: Any = model
     field = None
@@ -200,8 +217,8 @@ def _documented(key: str, path: list[str], model: Any, value: Any, origin: str, 
             break
         known = list(fields)
         if part not in fields:
-            everything = [*top_level_keys(), *table_keys()] if len(path) == 1 and model is Core else known
-            raise unknown_key(key, everything, table_keys())
+            everything = [*top_level_keys(), *homes] if len(path) == 1 and model is Core else known
+            raise unknown_key(key, everything, homes)
         field = fields[part]
         annotation = field.annotation
     if field is None:
@@ -222,15 +239,20 @@ def _value(data: Any, path: list[str]) -> Any:
     return data
 
 
-def starter(values: Mapping[str, Mapping[str, Any]], reward: str, *, full: bool = False) -> str:
-    """Return a commented configuration in TOML. `values`: values by table and key; `full`: all keys, unset as comments."""
+def starter(
+    values: Mapping[str, Mapping[str, Any]], reward: str, catalogue: Catalogue | None = None, *, full: bool = False
+) -> str:
+    """Return a commented configuration in TOML.
+
+    `values`: values by table and key; `full`: all keys, unset as comments, with the tables of the catalogue's plugins.
+    """
     lines = ["# A Relax run. `relax config explain KEY THIS_FILE` explains a key; commented lines show defaults."]
     lines += [] if full else ["# `relax init --full` writes all keys."]
 
     def comment(text: str) -> None:
         lines.extend(f"# {line}" for line in textwrap.wrap(text, WIDTH))
 
-    for doc in core_documentation():
+    for doc in (*core_documentation(), *(plugin_documentation(catalogue) if catalogue and full else ())):
         given, many = values.get(doc.name, {}), doc.many or doc.name.count(".")
         shown = {name for name in (*given, *IMPORTANT.get(doc.name, ())) if not many}
         if not (shown or full):
@@ -264,6 +286,8 @@ def reference(catalogue: Catalogue | None = None) -> str:
 def _page(catalogue: Catalogue | None) -> Iterator[str]:
     yield "# Configuration reference"
     for doc in core_documentation():
+        yield from _section(doc, "##" if doc.name.count(".") == 0 else "###")
+    for doc in plugin_documentation(catalogue) if catalogue else ():
         yield from _section(doc, "##" if doc.name.count(".") == 0 else "###")
     for table, kind in BY_TABLE.items():
         yield from _section(component_documentation(table), "##")
@@ -314,6 +338,8 @@ def schema(catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
     properties["placement"] = {"anyOf": [{"type": "string", "enum": ["colocate", "hybrid", "async"]}, mode]}
     for table, kind in BY_TABLE.items():
         properties[table] = _table(kind, catalogue, definitions, notes)
+    for name, model in plugin_tables(catalogue).items():
+        properties[name] = _inlined(model, f"table.{name}", definitions)
     definitions["core.EngineTable"]["properties"]["engine"] = properties["engine"]
     core["required"] = [key for key in core.get("required", []) if key in ("model", "data")]
     return {"$schema": DIALECT, **core, "title": "Relax run configuration", "$defs": definitions}, notes

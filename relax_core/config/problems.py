@@ -15,7 +15,6 @@ from relax_core.api.options import LITERAL
 from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
 from relax_core.config.other_names import hint
-from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
 
 HIDDEN = "(hidden)"
@@ -49,12 +48,16 @@ def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
 
 
 def validation_errors(
-    error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()
+    error: ValidationError,
+    model: type[BaseModel],
+    tables: Mapping[str, Iterable[str]],
+    prefix: str = "",
+    also: Iterable[str] = (),
 ) -> list[ConfigError]:
-    """Translate pydantic's errors; `also` lists further valid keys of the table, for hints on unknown keys."""
+    """Translate pydantic's errors. For hints on unknown keys: all `tables` with their keys, and further keys, `also`."""
     merged: dict[str, ConfigError] = {}
     for detail in error.errors(include_url=False):
-        found = _translated(detail, model, prefix, tuple(also))
+        found = _translated(detail, model, tables, prefix, tuple(also))
         known = merged.get(found.field)
         if known and known.fix != found.fix:  # the members of a union report one error each
             found = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}")
@@ -84,7 +87,13 @@ def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[st
     return ConfigError(key, "an unknown key", fix)
 
 
-def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also: tuple[str, ...]) -> ConfigError:
+def _translated(
+    detail: ErrorDetails,
+    model: type[BaseModel],
+    tables: Mapping[str, Iterable[str]],
+    prefix: str,
+    also: tuple[str, ...],
+) -> ConfigError:
     path: tuple[str, ...] = ()
     for part in map(str, detail["loc"]):
         if annotation_at(model, (*path, part)) is None and detail["type"] != "extra_forbidden":
@@ -94,7 +103,7 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
     if detail["type"] == "extra_forbidden":
         owners = models_in(annotation_at(model, path[:-1]))
         known = [name for owner in owners for name in owner.model_fields]
-        return unknown_key(key, [*known, *(also if len(path) == 1 else ())], table_keys())
+        return unknown_key(key, [*known, *(also if len(path) == 1 else ())], tables)
     if detail["type"] == "missing":
         return ConfigError(key, "nothing", _missing(model, path))
     annotation = annotation_at(model, path)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.component import BY_TABLE, Chosen
-from relax_core.api.options import Options
+from relax_core.api.options import Options, TableOptions
 from relax_core.api.role import Context
 from relax_core.config.annotation import PathText, models_in
 from relax_core.config.guard_tables import GuardsTable
@@ -36,6 +36,8 @@ from relax_core.config.tables import (
     RunTable,
     TeacherTable,
 )
+
+TableT = TypeVar("TableT", bound=TableOptions)
 
 
 class Choice(Options):
@@ -365,16 +367,27 @@ class RunConfig(Core):
     """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()
     """Further environments, for tasks that name them."""
+    plugin_tables: dict[str, TableOptions] = {}
+    """Tables of plugins that the configuration sets, by name."""
+
+    def table(self, model: type[TableT]) -> TableT:
+        """Return a plugin's table by its class; the default table if the configuration does not set the table."""
+        return next((table for table in self.plugin_tables.values() if isinstance(table, model)), model())
 
     def dump(self) -> dict[str, Any]:
-        """Return plain data with every default written out; secrets stay references, and None is left out."""
-        data = self.model_dump(mode="json", exclude=set(BY_TABLE), exclude_none=True)
+        """Return plain data with every default written out; secrets stay references, and None is left out.
+
+        Tables of plugins are only written if they are set.
+        """
+        data = self.model_dump(mode="json", exclude={*BY_TABLE, "plugin_tables"}, exclude_none=True)
         for table, kind in BY_TABLE.items():
             chosen = getattr(self, table)
             if kind.many:
                 data[table] = [choice.dump() for choice in chosen]
             elif chosen is not None:
                 data[table] = chosen.dump()
+        for name, own in self.plugin_tables.items():
+            data[name] = own.model_dump(mode="json", exclude_none=True)
         return data
 
     @property

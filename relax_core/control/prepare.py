@@ -41,7 +41,8 @@ from relax_core.control.epochs import with_steps
 from relax_core.control.hub import check_repository
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
-from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
+from relax_core.control.preflight import preflight
+from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, is_core_key, may_change
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
@@ -150,6 +151,14 @@ class PlannedRun:
     stages: tuple[PlannedStage, ...]
     recipe: Recipe | None
     """The named recipe if its files must still be built; else None."""
+
+    def preflight(self) -> tuple[str, ...]:
+        """Make the preflight checks of plugins for each stage; return notices. Without files of a recipe, make none."""
+        notices: list[str] = []
+        for at, stage in enumerate(self.stages if self.recipe is None else ()):
+            with naming_stage(at if stage.name else None):
+                notices += preflight(stage.config, self.catalogue, stage.plan)
+        return tuple(notices)
 
     def built_sources(self, folder: Path, sources: Sequence[Source], *, untrained: bool = False) -> Sequence[Source]:
         """Build the files of a named recipe in `folder`; return the sources with these files instead of its name."""
@@ -293,6 +302,7 @@ def prepare(
             with naming_stage(at if composed.stages else None), checking:
                 check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
+        notices = (*composed.notices, *planned.preflight())
         directory.write(DATA, {"files": _data_of([stage.config for stage in planned.stages], directory.path)})
         epoch = RunEpoch.begin(directory.path)
         stages: list[PreparedStage] = []
@@ -308,7 +318,7 @@ def prepare(
             asyncio.run(runner.result().close())
         directory.discard()
         raise
-    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
+    return Prepared(catalogue, directory, tuple(stages), notices, runner)
 
 
 def _data_of(configs: Sequence[RunConfig], run_dir: Path) -> dict[str, Any]:
@@ -348,8 +358,9 @@ def prepare_resume(
     starts at step 0 too. A run that saved its last step but did not finish still has to write its export. Raises
     ConfigError for a change that makes the run another experiment, and if nothing is left to do.
     """
-    for override in overrides:
-        if not may_change(override.partition("=")[0].strip()):
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    for override, key in keys.items():
+        if is_core_key(key) and not may_change(key):
             fix = f"only {', '.join(MAY_CHANGE)} may change on resume; {NEW_RUN.replace('RUN', str(run_dir))}"
             raise ConfigError(override, "a change of the experiment", fix)
     refuse_while_written(run_dir)
@@ -359,6 +370,11 @@ def prepare_resume(
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
+    for override, key in keys.items():
+        if not (is_core_key(key) or may_change(key, catalogue)):
+            own = ", ".join(catalogue.table(key.partition(".")[0]).may_change) or "none"
+            fix = f"of the keys of this table, {own} may change on resume; {NEW_RUN.replace('RUN', str(run_dir))}"
+            raise ConfigError(override, "a change of the experiment", fix)
     former = compose([paths[0] / "config.toml"], (), catalogue, on_disk=False).config if overrides else config
     num_held_out = held_out_before(paths[0], former.eval, config.eval)
     check_sinks(config, catalogue)
@@ -373,6 +389,7 @@ def prepare_resume(
     if reached and (overrides or finished):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
+    notices = (*planned.composed.notices, *planned.preflight())
     later = _later_stages(left[1:], catalogue, done + config.steps)
     data = _data_of([config, *(stage.config for stage in later)], run_dir)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
@@ -388,7 +405,7 @@ def prepare_resume(
     stages = (first, *later)
     try:
         directory.write(DATA, {"files": data})
-        return _begin_start(Prepared(catalogue, directory, stages, planned.composed.notices), point)
+        return _begin_start(Prepared(catalogue, directory, stages, notices), point)
     except BaseException:
         directory.close()
         raise

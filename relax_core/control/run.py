@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+from relax_core.api.checks import FirstStepFacts
 from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
 from relax_core.api.events import (
     FirstStepChecked,
@@ -34,6 +35,7 @@ from relax_core.api.events import (
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.autoscale import Autoscaler
 from relax_core.control.export_push import ExportPusher
+from relax_core.control.preflight import first_step
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
@@ -444,7 +446,8 @@ class RunController:
         config = self._stage.config
         if config.guards.first_step == "off":
             return
-        checks = first_step_checks(metrics, self._stage.launch.config, self._first_facts)
+        facts = FirstStepFacts(self._stage.launch.config, metrics, self._first_facts)
+        checks = (*first_step_checks(metrics, facts.config, facts.told), *first_step(facts, self._prepared.catalogue))
         recorder.write(FirstStepChecked(1, tuple(check.plain() for check in checks)))
         failed = [check.name for check in checks if check.state == "failed"]
         if failed and config.guards.first_step == "stop":

@@ -121,14 +121,14 @@ class TaskFiles(TaskSource[OptionsT]):
             raise RowError("nested too deeply") from None
 
 
-class TableOptions(Options):
+class TableSourceOptions(Options):
     """Options of a table source: `source = { name = "table", split = "train" }`."""
 
     split: str = ""
     """Split to read from a folder with several splits; empty reads the only split."""
 
 
-class Files(TaskFiles[TableOptions]):
+class Files(TaskFiles[TableSourceOptions]):
     """Tasks of a `.jsonl`, `.json`, `.parquet` or `.arrow` file, or of a dataset folder."""
 
     suffixes: ClassVar[tuple[str, ...]] = (*JSON_SUFFIXES, *SUFFIXES)
@@ -150,7 +150,7 @@ class JsonLines(TaskFiles[Options]):
         return [json_file(path)]
 
 
-class TableSource(TaskFiles[TableOptions]):
+class TableSource(TaskFiles[TableSourceOptions]):
     """Tasks of Parquet or Arrow files, and of folders that `datasets` saved (`save_to_disk`, or Parquet files)."""
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES

@@ -244,6 +244,10 @@ def _configuration(planned: PlannedRun) -> Iterator[Finding]:
     yield from (Finding("plan", note) for note in (*planned.composed.notices, *plan.notes))
     if planned.recipe is None:
         yield from _run_files(config, catalogue, plan)
+        try:
+            yield from (Finding("checks", notice) for notice in planned.preflight())
+        except RelaxError as error:
+            yield from _refused("checks", error)
     for one in check_starts(config, catalogue, plan):
         detail = f"{one.what}: {one.wrong or 'its packages can be imported'}"
         yield Finding(one.table, detail, one.fix, SETUP if one.wrong else 0)

@@ -25,6 +25,7 @@ from relax_core.control.memory_check import (
     memory_budgets,
     process_needs,
 )
+from relax_core.control.preflight import preflight
 from relax_core.control.prepare import plan_run
 
 SIDE, RATE_S = 1024, 0.3
@@ -81,6 +82,7 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
             durations = _durations(needs, rate, stage.config.batch.passes)
             check = stage.config.placement.check_memory
             notices = (*planned.composed.notices, *((MEDIA_NOTE,) if stage.config.media else ()))
+            notices += preflight(stage.config, planned.catalogue, stage.plan)
             estimates.append(
                 RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check, notices)
             )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
+from relax_core.api.checks import CheckFinding
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
@@ -47,7 +48,7 @@ from relax_core.data.tasks import has_value
 from relax_core.data.unpacked_file import unpacked
 from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
 from relax_core.engines.factories import AuxiliaryPools
-from relax_core.observe.first_step import FirstStepCheck, first_step_checks
+from relax_core.observe.first_step import first_step_checks
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
@@ -66,7 +67,7 @@ from relax_core.weights.registry import WeightRegistry
 
 async def try_tasks(
     sources: Sequence[Source], overrides: Sequence[str], num_tasks: int
-) -> tuple[tuple[dict[str, Any], ...], tuple[FirstStepCheck, ...], tuple[str, ...]]:
+) -> tuple[tuple[dict[str, Any], ...], tuple[CheckFinding, ...], tuple[str, ...]]:
     """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory, checks and warnings.
 
     `answer_reward` of a record is the reward of the task's own answer; None if rewards alone can't judge an answer. The

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
+
+from relax_core.api.checks import CheckFinding, CheckState
 
 MEAN = "train/rollout_log_prob_diff_lag0"
 """Metric of the mean |log-prob difference| of engine and trainer over tokens without lag, unaffected by learning."""
@@ -34,27 +35,7 @@ MOST_TASKS = 8
 SHOWN = 2
 """Number of pieces of evidence that a failed check shows."""
 
-CheckState = Literal["ok", "warning", "failed", "not applicable"]
 Facts = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstStepCheck:
-    """The result of one check of the first step."""
-
-    name: str
-    """Statement that must hold, such as `rewards differ`."""
-    state: CheckState
-    """`warning`: not as in most runs, but it may be intended. `failed`: training can't be right."""
-    found: str
-    """Measured value, or the reason why the check is not applicable, as text."""
-    evidence: str = ""
-    """Tokens, texts or samples that show the fault; empty if the check holds."""
-    advice: str = ""
-    """Possible cause of a fault, and what to do."""
-
-    def plain(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def add_facts(known: dict[str, Any], told: Facts) -> None:
@@ -73,7 +54,7 @@ def far_apart(config: Mapping[str, Any]) -> float:
 
 def first_step_checks(
     metrics: Mapping[str, Any], config: Mapping[str, Any], facts: Facts | None = None
-) -> tuple[FirstStepCheck, ...]:
+) -> tuple[CheckFinding, ...]:
     """Return all checks of step 1. A check without its metric or fact is `not applicable`.
 
     Causes come before their consequences: a wrong mask also leaves out end-of-turn tokens.
@@ -98,19 +79,19 @@ def first_step_checks(
 
 def _check(
     name: str, fault: bool | CheckState, found: str, evidence: Iterable[str] = (), advice: str = ""
-) -> FirstStepCheck:
+) -> CheckFinding:
     """Make a check. `fault`: True if the check failed, or its state."""
     state: CheckState = fault if isinstance(fault, str) else "failed" if fault else "ok"
     if state == "ok":
-        return FirstStepCheck(name, state, found)
-    return FirstStepCheck(name, state, found, "; ".join([*evidence][:SHOWN]), advice)
+        return CheckFinding(name, state, found)
+    return CheckFinding(name, state, found, "; ".join([*evidence][:SHOWN]), advice)
 
 
-def _inapplicable(name: str, why: str) -> FirstStepCheck:
-    return FirstStepCheck(name, "not applicable", why)
+def _inapplicable(name: str, why: str) -> CheckFinding:
+    return CheckFinding(name, "not applicable", why)
 
 
-def _tokenizer(facts: Facts) -> FirstStepCheck:
+def _tokenizer(facts: Facts) -> CheckFinding:
     name = "tokenizer and model agree"
     known = facts.get("tokenizer") or {}
     foreign, tokens = known.get("foreign", 0), known.get("tokens", 0)
@@ -136,7 +117,7 @@ def _tokenizer(facts: Facts) -> FirstStepCheck:
     return _check(name, bool(other), found, other, advice)
 
 
-def _template(facts: Facts) -> FirstStepCheck:
+def _template(facts: Facts) -> CheckFinding:
     name, stops = ROUND_TRIP, dict(facts.get("stops", ()))
     tasks = [task for task in facts.get("tasks", ()) if "prompt_faults" in task]
     if not tasks:
@@ -162,7 +143,7 @@ def _template(facts: Facts) -> FirstStepCheck:
     return _check(name, "failed" if marks else "warning", found, [written, *marks], advice)
 
 
-def _mask(facts: Facts) -> FirstStepCheck:
+def _mask(facts: Facts) -> CheckFinding:
     name, rows = "the mask covers what the policy sampled", facts.get("rows")
     if rows is None or "given" not in rows:
         return _inapplicable(name, "the policy sampled none of the rows" if rows else "no rows were trained")
@@ -177,7 +158,7 @@ def _mask(facts: Facts) -> FirstStepCheck:
     return _check(name, state, found, (*rows["wrongly_trained"][:1], *rows["untrained"]), advice)
 
 
-def _trained(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
+def _trained(metrics: Mapping[str, Any], facts: Facts) -> CheckFinding:
     name, tokens, rows = "tokens are trained", metrics.get("tokens/trained"), facts.get("rows") or {}
     tokens = rows["trained"] if tokens is None and rows.get("samples") else tokens
     if tokens is None:
@@ -188,7 +169,7 @@ def _trained(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
     return _check(name, "warning" if tokens > 0 and empty else tokens <= 0, found, empty, advice)
 
 
-def _ends(facts: Facts, config: Mapping[str, Any]) -> FirstStepCheck:
+def _ends(facts: Facts, config: Mapping[str, Any]) -> CheckFinding:
     """Check the tokens with which turns end. `ends` of the rows: (token, turns that end with it, turns that train it)."""
     name, stops = "end-of-turn tokens are trained", dict(facts.get("stops", ()))
     rows = facts.get("rows") or {}
@@ -216,7 +197,7 @@ def _ends(facts: Facts, config: Mapping[str, Any]) -> FirstStepCheck:
     return _check(name, False, found)
 
 
-def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float) -> FirstStepCheck:
+def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float) -> CheckFinding:
     name, seen = "engine and trainer agree", facts.get("log_probs") or {}
     apart = metrics.get(MEAN, seen.get("engine_trainer"))  # the trainer measures nothing if no row has a gradient
     if apart is None:
@@ -238,7 +219,7 @@ def _token(seen: Sequence[Any]) -> str:
     return f"{at}: engine {engine:.3f}, trainer {trainer:.3f}{third}"
 
 
-def _ratio(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) -> FirstStepCheck:
+def _ratio(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) -> CheckFinding:
     name, ratio = "the ratio is 1", metrics.get("policy/ratio_max")
     if ratio is None:
         return _inapplicable(name, "the algorithm measures no ratio")
@@ -250,7 +231,7 @@ def _ratio(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) 
     return _check(name, not ratio <= most, f"at most {ratio:.4g}", (), what)
 
 
-def _reference(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) -> FirstStepCheck:
+def _reference(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) -> CheckFinding:
     name, divergence = "policy and reference agree", metrics.get("policy/ref_kl")
     if config.get("reference", {}).get("path"):
         return _inapplicable(name, "reference.path names another model")
@@ -260,7 +241,7 @@ def _reference(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: flo
     return _check(name, not divergence <= limit, f"KL {divergence:.1e}", (), what)
 
 
-def _answers(facts: Facts) -> FirstStepCheck:
+def _answers(facts: Facts) -> CheckFinding:
     name = "the task's own answer earns most"
     tasks = [task for task in facts.get("tasks", ()) if task.get("answer")]
     if not tasks:
@@ -280,7 +261,7 @@ def _answers(facts: Facts) -> FirstStepCheck:
     return _check(name, state, found, shown, advice)
 
 
-def _rewards(metrics: Mapping[str, Any]) -> FirstStepCheck:
+def _rewards(metrics: Mapping[str, Any]) -> CheckFinding:
     name, spread = "rewards differ", metrics.get("reward/std")
     if spread is None:
         return _inapplicable(name, "the run has no rewards")
@@ -289,7 +270,7 @@ def _rewards(metrics: Mapping[str, Any]) -> FirstStepCheck:
     return _check(name, "ok" if spread > 0 else "warning", f"mean {mean:.3g}, spread {spread:.3g}", (), what)
 
 
-def _gradient(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
+def _gradient(metrics: Mapping[str, Any], facts: Facts) -> CheckFinding:
     name, norm = "the gradient is finite and not 0", metrics.get("train/grad_norm")
     if norm is None or not facts.get("updates", True):
         return _inapplicable(name, "the step does not update the policy")
@@ -302,7 +283,7 @@ def _gradient(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
     return _check(name, "ok" if norm > 0 else "warning", found, (), what)
 
 
-def _learning_rate(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
+def _learning_rate(metrics: Mapping[str, Any], facts: Facts) -> CheckFinding:
     name, rate = "the learning rate is above 0", metrics.get("train/lr")
     if rate is None or not facts.get("updates", True):
         return _inapplicable(name, "the step does not update the policy")
@@ -310,7 +291,7 @@ def _learning_rate(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
     return _check(name, not rate > 0, f"{rate:.3g}", (), what)
 
 
-def _judged(metrics: Mapping[str, Any]) -> FirstStepCheck:
+def _judged(metrics: Mapping[str, Any]) -> CheckFinding:
     name, issued = "samples are judged", metrics.get("samples/issued", 0.0)
     if not issued:
         return _inapplicable(name, "the run issued no samples")
@@ -323,13 +304,13 @@ def _texts(texts: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(map(repr, texts))) or "no token"
 
 
-def passed_line(checks: Iterable[FirstStepCheck], step: int = 1) -> str:
+def passed_line(checks: Iterable[CheckFinding], step: int = 1) -> str:
     """Return one line with all passed checks; empty for none."""
     well = ", ".join(f"{check.name} ({check.found})" for check in checks if check.state == "ok")
     return f"step {step}: {well}" if well else ""
 
 
-def fault_lines(checks: Sequence[FirstStepCheck], step: int = 1) -> list[str]:
+def fault_lines(checks: Sequence[CheckFinding], step: int = 1) -> list[str]:
     """Return one line for each fault, failed checks first."""
     titles = {"failed": "check failed", "warning": "warning"}
     return [

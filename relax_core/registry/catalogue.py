@@ -26,6 +26,7 @@ from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.registry.error_text import did_you_mean, nearest, plugin_frames, said
 from relax_core.registry.handshake import (
     CORE,
+    DENY,
     Offered,
     PluginState,
     Record,
@@ -41,6 +42,7 @@ from relax_core.registry.loader import HOOKS, Loader, build_options, contract_vi
 if TYPE_CHECKING:
     from relax_core.api.component import Chosen
     from relax_core.api.events import Event
+    from relax_core.api.options import TableOptions
 
 
 COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
@@ -110,26 +112,40 @@ class Catalogue:
         offered = (offered for record in self.records for offered in record.components)
         return tuple(sorted({component.name for of, component in offered if of == kind}))
 
+    def all(self, kind: str) -> tuple[Found, ...]:
+        """Return all components of a kind, without importing their classes."""
+        return tuple(
+            Found(component, record.distribution, record.version, record.location, record.name)
+            for record in self.records
+            for of, component in record.components
+            if of == kind
+        )
+
     def find(self, kind: str, name: str) -> Found:
         """Return the component with this name, or `distribution:name`, without importing its class."""
         table = known_kind(kind)
         wanted, bare = _split(kind, name)
         found = [
-            Found(component, record.distribution, record.version, record.location, record.name)
-            for record in self.records
-            for of, component in record.components
-            if of == kind and component.name == bare and wanted in ("", record.distribution, record.name)
+            one for one in self.all(kind) if one.component.name == bare and wanted in ("", one.distribution, one.plugin)
         ]
         if not found:
             raise missing(table, name, self.records)
         if len(found) > 1:
             same = len({f.distribution for f in found}) < len(found)
             written = " or ".join(f"{f.plugin if same else f.distribution}:{bare}" for f in found)
-            raise ConfigError(table.table or kind, repr(name), f"several plugins have this name; write {written}")
+            fix = f"several plugins have this name; write {written}"
+            if kind == "table":
+                titles = " and ".join(one.title for one in found)
+                fix = f"several plugins have this table: {titles}; uninstall one, or name it in {DENY}"
+            raise ConfigError(table.table or kind, repr(name), fix)
         return found[0]
 
+    def table(self, name: str) -> type[TableOptions]:
+        """Import the class of a plugin's configuration table."""
+        return cast("type[TableOptions]", self.target("table", name))
+
     def target(self, kind: str, name: str) -> type[Configurable]:
-        """Import the component's class and check it against the contract of its kind."""
+        """Import the component's class, or a check's function, and check it against the contract of its kind."""
         found = self.find(kind, name)
         cls = self._passed.get((kind, found.component.name)) if found.distribution == PYTHON else None
         try:
@@ -139,10 +155,10 @@ class Catalogue:
             message = f"cannot import {found.component.target}: {said(error)}"
             raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
         reason = "" if (kind, target) in self._conforming else contract_violation(known_kind(kind), target)
-        if reason or not isinstance(target, type):
+        if reason:
             raise PluginError(f"{kind} {found.title}", reason)
         self._conforming.add((kind, target))
-        return target
+        return cast(type[Configurable], target)
 
     @overload
     def build(self, chosen: Chosen) -> Configurable: ...
@@ -231,6 +247,16 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 @cache
+def default_tables() -> dict[str, dict[str, Any]]:
+    """Return the default of each configuration table of this repository's plugins, which older runs wrote out.
+
+    `.ci/plugins.py` writes the file.
+    """
+    text = Path(__file__).with_name("default_tables.json").read_text(encoding="utf-8")
+    return cast(dict[str, dict[str, Any]], json.loads(text))
+
+
+@cache
 def installable() -> dict[str, dict[str, str]]:
     """Return the distribution to install for each component and command of this repository's plugins, by kind and name.
 
@@ -265,6 +291,14 @@ def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
     )
 
 
+def unloaded(kind: str, name: str, records: Sequence[Record]) -> ConfigError | PluginError | None:
+    """Return the error for a name whose plugin is broken, switched off or not installed; None for an unknown name."""
+    if record := _would_offer(KINDS[kind], "", name, records):
+        return _unloaded(KINDS[kind], name, record)
+    fix = _installable(KINDS[kind], "", name, records)
+    return ConfigError(KINDS[kind].table or kind, repr(name), fix) if fix else None
+
+
 def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> Record | None:
     home = installable().get(kind.name, {}).get(name, "")
     for record in (record for record in records if record.state is not PluginState.OK):
@@ -294,7 +328,7 @@ def _claims(record: Record, hook: str, name: str) -> bool:
     return False
 
 
-def _unloaded(kind: Kind, name: str, record: Record) -> RelaxError:
+def _unloaded(kind: Kind, name: str, record: Record) -> ConfigError | PluginError:
     if record.state is PluginState.SKIPPED:
         return ConfigError(
             kind.table or kind.name, repr(name), f"{record.title} offers it but was skipped: {record.reason}"

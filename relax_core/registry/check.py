@@ -53,7 +53,7 @@ class CheckResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckOutcome:
     """The result of one check."""
 
     distribution: str
@@ -75,9 +75,9 @@ class Subject(NamedTuple):
     component: Component
     qualifier: str
 
-    def result(self, name: str, verdict: CheckResult, detail: str = "") -> Check:
+    def result(self, name: str, verdict: CheckResult, detail: str = "") -> CheckOutcome:
         """Return a check result for this component."""
-        return Check(self.distribution, f"{self.kind} {self.component.name}", name, verdict, detail)
+        return CheckOutcome(self.distribution, f"{self.kind} {self.component.name}", name, verdict, detail)
 
 
 def check(
@@ -87,7 +87,7 @@ def check(
     *,
     slow: bool = True,
     progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[Check]:
+) -> Iterator[CheckOutcome]:
     """Run all checks of these plugins, the cheap checks first; yield each result as soon as it is known.
 
     `slow`: run also the suites of the kinds in SLOW. `progress` gets a line before each plugin and each suite.
@@ -103,25 +103,25 @@ def check(
 
 def examine(
     catalogue: Catalogue, records: Sequence[Record], progress: Callable[[str], None] = lambda text: None
-) -> Iterator[Check]:
+) -> Iterator[CheckOutcome]:
     """Run the cheap checks of these plugins: handshake, imports, the options of each component, and each command."""
     for record in records:
         switched_off = record.reason.startswith("switched off")
         sound = CheckResult.PASSED if record.state is PluginState.OK else CheckResult.FAILED
         verdict = CheckResult.SKIPPED if switched_off else sound
-        yield Check(record.distribution, "", "handshake", verdict, record.frames + record.reason)
+        yield CheckOutcome(record.distribution, "", "handshake", verdict, record.frames + record.reason)
         if record.state is PluginState.OK and record.module and not record.file:
             progress(f"{record.distribution}: import")
             detail = heavy_imports(record.module)
             verdict = CheckResult.FAILED if detail else CheckResult.PASSED
-            yield Check(record.distribution, "", "light_import", verdict, detail)
+            yield CheckOutcome(record.distribution, "", "light_import", verdict, detail)
     for subject in _subjects(records):
         yield _opens(catalogue, subject)
     for record in records:
         for command in record.commands:
             detail = _command_fault(catalogue, OfferedCommand(command, record))
             verdict = CheckResult.FAILED if detail else CheckResult.PASSED
-            yield Check(record.distribution, f"command {command.name}", "command", verdict, detail)
+            yield CheckOutcome(record.distribution, f"command {command.name}", "command", verdict, detail)
 
 
 def _command_fault(catalogue: Catalogue, offered: OfferedCommand) -> str:
@@ -156,7 +156,7 @@ def heavy_imports(module: str) -> str:
     return f"{module} imports {heavy}; name targets as strings, and import it in their modules" if heavy else ""
 
 
-def _opens(catalogue: Catalogue, subject: Subject) -> Check:
+def _opens(catalogue: Catalogue, subject: Subject) -> CheckOutcome:
     """Check that a component can be imported, meets its kind's contract, and has readable, documented options."""
     try:
         described = describe(catalogue, subject.kind, f"{subject.qualifier}:{subject.component.name}")
@@ -172,7 +172,7 @@ def _opens(catalogue: Catalogue, subject: Subject) -> Check:
 
 def _run_suites(
     subjects: Sequence[Subject], files: Sequence[str], slow: bool, progress: Callable[[str], None]
-) -> Iterator[Check]:
+) -> Iterator[CheckOutcome]:
     """Run the conformance suite of each component; yield one result per test."""
     suited: list[Subject] = []
     for subject in subjects:
@@ -286,7 +286,7 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
         "source": _source(cls),
         "doc": inspect.getdoc(cls) or "",
         "capabilities": capabilities(kind, cls),
-        "options": options(cls.options_model()),
+        "options": options(cls.options_model()) if KINDS[kind].base else [],
     }
 
 
@@ -311,8 +311,11 @@ def _describe_command(catalogue: Catalogue, name: str) -> dict[str, Any]:
 
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
     """Return the class attributes that the base class of the kind declares, with their values in `cls`."""
+    if not known_kind(kind).base:
+        return {}
     base: Any = import_target(known_kind(kind).base)
-    declared = dict.fromkeys(name for owner in reversed(base.__mro__) for name in _class_attributes(owner))
+    owners = [owner for owner in reversed(base.__mro__) if owner.__module__.startswith("relax_core.")]
+    declared = dict.fromkeys(name for owner in owners for name in _class_attributes(owner))
     return {name: plain(getattr(cls, name)) for name in declared if name not in _class_attributes(Configurable)}
 
 

@@ -17,20 +17,20 @@ from dataclasses import replace
 from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
 from relax_core.api import events, hooks
 from relax_core.api.command import KEBAB, TARGET
-from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable, Kind
+from relax_core.api.component import BY_HOOK, BY_TABLE, CORE_KEYS, KINDS, Component, Configurable, Kind
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.files import import_file, module_name
 from relax_core.registry.error_text import did_you_mean, plugin_frames, said
 from relax_core.registry.handshake import Offered, PluginState, Record
 
 if TYPE_CHECKING:
-    from relax_core.api.options import Options
+    from relax_core.api.options import Options, TableOptions
 
 
 _MARK = f"{hooks.PROJECT}_impl"
@@ -99,21 +99,24 @@ class Loader:
             if kind := BY_HOOK.get(caller.name):
                 own = [impl for impl in caller.get_hookimpls() if impl.plugin is module]
                 for impl in own:
-                    yield from (Offered(kind.name, item) for item in checked(caller.name, impl.function()))
+                    yield from (Offered(kind.name, item) for item in checked(kind, impl.function()))
 
 
-def checked(hook: str, offered: object) -> list[Component]:
-    """Return the components that a hook returned; raise TypeError or ValueError for a faulty name or target."""
+def checked(kind: Kind, offered: object) -> list[Component]:
+    """Return the entries that the hook of a kind returned; raise TypeError or ValueError for a faulty name or target."""
+    hook, entry = kind.hook, kind.entry.__name__
     if not isinstance(offered, Iterable):
-        raise TypeError(f"{hook} returned {offered!r}; it must return a list of Components")
+        raise TypeError(f"{hook} returned {offered!r}; it must return a list of {entry}s")
     components: list[Component] = []
     for item in offered:
-        if not isinstance(item, Component):
-            raise TypeError(f"{hook} returned {item!r}; it must return Component(name, target, help)")
+        if not isinstance(item, kind.entry):
+            raise TypeError(f"{hook} returned {item!r}; it must return {entry}(name, target, help)")
         if not KEBAB.fullmatch(item.name):
             raise ValueError(f"{hook} offers the name {item.name!r}; write it in kebab-case")
         if not TARGET.fullmatch(item.target):
             raise ValueError(f"{hook} offers {item.name} with target {item.target!r}; write package.module:Class")
+        if kind.name == "table" and (item.name in CORE_KEYS or item.name in BY_TABLE):
+            raise ValueError(f"{hook} offers [{item.name}], which is a key of the core; choose another name")
         components.append(item)
     twice = [name for name, count in Counter(item.name for item in components).items() if count > 1]
     if twice:
@@ -156,7 +159,9 @@ def _classes(module: ModuleType, file: Path, loaded: Record) -> Iterator[Offered
 
 
 def _is_component(value: object, module: ModuleType) -> bool:
-    if not isinstance(value, type) or not issubclass(value, Configurable):
+    from relax_core.api.options import TableOptions
+
+    if not isinstance(value, type) or not issubclass(value, (Configurable, TableOptions)):
         return False
     own = value.__module__ == module.__name__ and not value.__name__.startswith("_")
     return own and value.kind in KINDS and not missing_methods(value)
@@ -181,17 +186,33 @@ def import_target(target: str) -> object:
 
 def contract_violation(kind: Kind, target: object) -> str:
     """Return why an object does not meet the contract of a kind; empty if it does."""
+    if not kind.base:
+        takes_facts = isfunction(target) and len(signature(target).parameters) == 1
+        return "" if takes_facts else f"its target is {target!r}; name a function with one parameter, `facts`"
     base = import_target(kind.base)
     if not isinstance(target, type):
         return f"its target is {type(target).__name__}, not a class; name a subclass of {kind.base}"
-    if not isinstance(base, type) or not issubclass(base, Configurable):
-        raise TypeError(f"the table of kinds names {base!r}, which is not a Configurable class")
+    if not isinstance(base, type):
+        raise TypeError(f"the table of kinds names {base!r}, which is not a class")
     root = next(cls for cls in base.__mro__ if "kind" in vars(cls))  # rewards have several bases with one root
     if not issubclass(target, root):
         return f"{target.__name__} is not a component of kind {kind.name}; derive it from {kind.base}"
+    if kind.name == "table":
+        return _faulty_keys(cast("type[TableOptions]", target))
     if missing := missing_methods(target):
         return f"{target.__name__} does not define {', '.join(missing)}; implement all abstract methods of {kind.base}"
     return next(_other_signatures(target), "")
+
+
+def _faulty_keys(table: type[TableOptions]) -> str:
+    """Return an error for a table with a required key, or with an unknown key in `may_change`; empty for a sound table."""
+    required = [name for name, field in table.model_fields.items() if field.is_required()]
+    if required:
+        return (
+            f"{table.__name__} requires {', '.join(required)}; give each key a default: configurations omit the table"
+        )
+    unknown = sorted(set(table.may_change) - {"*", *table.model_fields})
+    return f"{table.__name__}.may_change names {', '.join(unknown)}; name keys of the table" if unknown else ""
 
 
 def _other_signatures(target: type) -> Iterator[str]:

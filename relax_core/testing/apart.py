@@ -177,6 +177,8 @@ def _packed(suite: type[Any]) -> bytes:
     owners = {suite.__module__}
     if isinstance(suite.component, type):
         owners |= {cls.__module__ for cls in suite.component.__mro__}
+    elif callable(suite.component):  # a check's function
+        owners.add(suite.component.__module__)
     with _by_value([module for name in owners if (module := sys.modules.get(name))]):
         return bytes(cloudpickle.dumps(suite))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -32,8 +32,8 @@ class Suite:
     """The base of all conformance suites, with the checks that apply to components of every kind."""
 
     kind: ClassVar[str] = ""
-    component: ClassVar[str | type] = ""
-    """The component's name, as in a configuration, or its class."""
+    component: ClassVar[Any] = ""
+    """The component's name, as in a configuration, or its class; a check's function."""
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the tested instances."""
     files: ClassVar[tuple[str, ...]] = ()
@@ -49,7 +49,7 @@ class Suite:
     def target(cls) -> type[Configurable]:
         """Return the component's class."""
         if not isinstance(cls.component, str):
-            return cls.component
+            return cast(type[Configurable], cls.component)
         return _target_of(cls)  # type: ignore[arg-type]  # mypy does not know that classes are hashable
 
     @classmethod

@@ -20,11 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from relax_core.api import events
+from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.observe.event_log import describe
-from relax_core.observe.first_step import MEAN, FirstStepCheck, fault_lines, passed_line
+from relax_core.observe.first_step import MEAN, fault_lines, passed_line
 from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
@@ -89,7 +90,7 @@ class LiveDisplay:
             case events.StepFinished(step, metrics):
                 return self._stepped(step, metrics)
             case events.FirstStepChecked(step, made):
-                checks = [FirstStepCheck(**check) for check in made]  # type: ignore[arg-type]
+                checks = [CheckFinding(**check) for check in made]  # type: ignore[arg-type]
                 faults = fault_lines(checks, step)
                 self._note = next(iter(faults), self._note)
                 return "\n".join(filter(None, (passed_line(checks, step), *faults)))

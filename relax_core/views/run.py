@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 
+from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import FirstStepChecked
 from relax_core.media.previews import read_preview
 from relax_core.observe.event_log import event_name
-from relax_core.observe.first_step import FirstStepCheck
 from relax_core.observe.metrics import mean
 from relax_core.observe.recorder import ENDINGS
 from relax_core.observe.run_directory import Request, RunDirectory, find_run, run_paths, runs_root
@@ -128,11 +128,11 @@ class RunView:
         """Return the records of `events.jsonl` in the order of their writing."""
         return self._directory.events()
 
-    def first_steps(self) -> dict[int, tuple[FirstStepCheck, ...]]:
+    def first_steps(self) -> dict[int, tuple[CheckFinding, ...]]:
         """Return the checks of step 1, and of the first step of each later stage, by step; empty before they are made."""
         name = event_name(FirstStepChecked)
         records = (record for record in self.events() if record["event"] == name)
-        return {record["step"]: tuple(FirstStepCheck(**check) for check in record["checks"]) for record in records}
+        return {record["step"]: tuple(CheckFinding(**check) for check in record["checks"]) for record in records}
 
 
 def open_run(run: str | Path | None = None) -> RunView:

@@ -24,6 +24,7 @@ sinks = ["{PROJECTS["sink"]}"]
 source = "{PROJECTS["task-source"]}"
 data.train = "tasks.toml"
 eval = {{ every = 0, sets = [] }}
+{PROJECTS["table"]} = {{ most_steps = 2 }}
 run = {{ runner = "inline" }}
 """
 SHORT = ("steps=2", "rollout.groups_per_step=4", "rollout.group_size=8")
@@ -66,6 +67,11 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
     for name in ("environment", PROJECTS["reward"], "half-right"):
         assert any(step.get(f"reward/{name}", 0) > 0 for step in steps), name
     assert f'name = "{PROJECTS["algorithm"]}"' in (run / "config.toml").read_text()
+    assert f"[{PROJECTS['table']}]\nmost_steps = 2\n" in (run / "config.toml").read_text()
+    (checks,) = open_run(run).first_steps().values()
+    assert {check.name: check.state for check in checks}["some samples earn a reward"] == "ok"
+    refused = ended([author.environment / "bin/relax", "plan", game / "recipe.toml", overlay, "steps=3"], tmp_path)
+    assert refused.code == 2 and f"{PROJECTS['table']}.most_steps allows 2" in refused.err
     used = (run / "plugins.json").read_text()
     unused = {name for name in PROJECTS.values() if f"relax-plugin-{name}" not in used}
     assert unused == {PROJECTS["command"]}, "workers need no commands"

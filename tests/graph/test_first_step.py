@@ -12,8 +12,8 @@ import pytest
 
 import relax_core as relax
 from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
+from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import Diverged, RelaxError
-from relax_core.observe.first_step import FirstStepCheck
 
 WORDS = (
     "steps=1", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0", "max_staleness=1",
@@ -44,7 +44,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
-Checks = dict[str, FirstStepCheck]
+Checks = dict[str, CheckFinding]
 Train = Callable[..., Checks]
 
 

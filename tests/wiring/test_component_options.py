@@ -59,6 +59,8 @@ OTHER_KINDS = {
     "scaling-policy": "how many engines; each bound is seen in plugins/relax-plugin-scaling/tests",
     "sandbox": "where programs run",
     "role": "has no table",
+    "table": "read by its own plugin, whose tests set each key",
+    "check": "has no options",
 }
 See = Callable[[Any], Any]
 

@@ -209,7 +209,7 @@ def test_a_table_is_shown_without_the_credentials_in_it() -> None:
     table = {"token": "env:HIDDEN", "headers": {"Auth": "file:key"}, "port": 7}
     with pytest.raises(ValidationError) as caught:
         Servers.model_validate({"servers": [table]})
-    (problem,) = validation_errors(caught.value, Servers, "environment")
+    (problem,) = validation_errors(caught.value, Servers, {}, "environment")
     assert problem.field == "environment.servers.0"
     assert problem.got == "{'token': (hidden), 'headers': {'Auth': (hidden)}, 'port': 7}"
     assert shown({"servers": [{"tokne": "hunter2"}], "other": 7}, Servers) == (

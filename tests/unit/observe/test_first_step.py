@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from relax_core.api.checks import CheckFinding
 from relax_core.observe.first_step import (
     MOST_TASKS,
-    FirstStepCheck,
     add_facts,
     fault_lines,
     first_step_checks,
@@ -47,13 +47,13 @@ FACTS: dict[str, Any] = {
 
 def checks(
     metrics: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None, **config: Any
-) -> dict[str, FirstStepCheck]:
+) -> dict[str, CheckFinding]:
     """The checks of a sound step with these changes, by name."""
     found = first_step_checks(WELL | dict(metrics or {}), CONFIG | config, FACTS | dict(facts or {}))
     return {check.name: check for check in found}
 
 
-def faults(found: Mapping[str, FirstStepCheck]) -> dict[str, str]:
+def faults(found: Mapping[str, CheckFinding]) -> dict[str, str]:
     return {name: check.state for name, check in found.items() if check.state not in ("ok", "not applicable")}
 
 

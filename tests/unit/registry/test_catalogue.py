@@ -232,3 +232,69 @@ def test_a_package_that_is_missed_late_names_the_extra_that_installs_it(site):
     with pytest.raises(ConfigError, match=r"sinks: got 'far'; .*pip install 'fake-far\[client\]'"), \
             catalogue.authored(chosen):  # fmt: skip
         catalogue.build(chosen).check()
+
+
+TABLE = """
+from relax_core.api import Table
+@hook
+def relax_tables():
+    return [Table("{name}", "{package}.table:Limits", "Limits")]
+"""
+LIMITS = """
+from relax_core.api import TableOptions
+class Limits(TableOptions):
+    {keys}
+"""
+
+
+def install_table(site, dist, name, keys="most: int = 1"):
+    package = dist.replace("-", "_")
+    site.install(dist, TABLE.format(name=name, package=package), files={"table.py": LIMITS.format(keys=keys)})
+
+
+def test_a_table_of_two_plugins_is_noted_and_refused_where_it_is_used(site):
+    install_table(site, "fake-a", "limits")
+    install_table(site, "fake-b", "limits")
+    catalogue = load()
+    (first, _) = [record for record in catalogue.records if record.distribution in ("fake-a", "fake-b")]
+    assert first.notes == ("table 'limits' is also in fake-b 1.0",)
+    with pytest.raises(
+        ConfigError, match=r"several plugins have this table: .*fake-a 1.0 and .*fake-b 1.0; uninstall one"
+    ):
+        catalogue.table("limits")
+
+
+@pytest.mark.parametrize("name", ["rollout", "steps", "rewards", "autoscale"])
+def test_a_plugin_whose_table_has_the_name_of_a_key_of_the_core_is_broken(site, name):
+    install_table(site, "fake-a", name)
+    (record,) = [record for record in load().records if record.distribution == "fake-a"]
+    assert record.state == "broken" and f"relax_tables offers [{name}], which is a key of the core" in record.reason
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("most: int", "Limits requires most; give each key a default"),
+        ("may_change = ('mst',); most: int = 1", "Limits.may_change names mst; name keys of the table"),
+    ],
+)
+def test_a_table_that_no_run_could_use_is_the_plugins_fault(site, keys, said):
+    install_table(site, "fake-a", "limits", keys)
+    with pytest.raises(PluginError, match=said):
+        load().table("limits")
+
+
+def test_a_hook_of_checks_returns_checks_and_each_is_a_function_of_facts(site):
+    code = "from relax_core.api import Check\n@hook\ndef relax_checks():\n    return [{}]"
+    entry = "Check('x', 'fake_a.check:{}', 'X', stage='preflight')"
+    site.install(
+        "fake-a", code.format(entry.format("good")), files={"check.py": "def good(facts): ...\ndef bad(): ..."}
+    )
+    site.install("fake-b", code.format(entry.format("bad")).replace("'x'", "'y'"))
+    site.install("fake-c", "@hook\ndef relax_checks():\n    return [Component('z', 'a:b', '')]")
+    catalogue = load()
+    assert callable(catalogue.target("check", "x"))
+    with pytest.raises(PluginError, match="name a function with one parameter, `facts`"):
+        catalogue.target("check", "y")
+    (broken,) = [record for record in catalogue.records if record.distribution == "fake-c"]
+    assert "it must return Check(name, target, help)" in broken.reason

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.events import FirstStepChecked
 from relax_core.cli import terminal
@@ -15,7 +16,6 @@ from relax_core.cli.main import app
 from relax_core.cli.plan import _record_text
 from relax_core.cli.terminal import fail, say
 from relax_core.observe.event_log import EventLog
-from relax_core.observe.first_step import FirstStepCheck
 from relax_core.observe.redaction import Redactor
 
 
@@ -95,9 +95,9 @@ def test_status_why_and_report_show_the_checks_of_the_first_step(relax, tmp_path
 
 def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
     sample = {"task_id": "t1", "group_id": 0, "reward": 1.0, "outcome": "finished", "response": "12"}
-    failed = FirstStepCheck("tokens are trained", "failed", "0", "group 0, sample 1", "tokens are masked")
-    checks = (FirstStepCheck("rewards differ", "not applicable", "no rewards"), failed)
-    checks += (FirstStepCheck("the template round trip is exact", "ok", "0 of 1 prompts"),)
+    failed = CheckFinding("tokens are trained", "failed", "0", "group 0, sample 1", "tokens are masked")
+    checks = (CheckFinding("rewards differ", "not applicable", "no rewards"), failed)
+    checks += (CheckFinding("the template round trip is exact", "ok", "0 of 1 prompts"),)
 
     async def tried(*_):
         return (sample,), checks, ("8 tasks remain",)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks that plugins make of a run (`relax_checks`): before the run starts, and after its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from relax_core.api.checks import CheckFinding, FirstStepFacts, PreflightFacts
+from relax_core.api.component import Check
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.plan import Plan
+from relax_core.config.problems import refuse
+from relax_core.config.run_config import RunConfig
+from relax_core.control.memory_check import free_memory
+from relax_core.registry.catalogue import Catalogue, Found
+from relax_core.registry.error_text import authored
+
+
+def preflight(config: RunConfig, catalogue: Catalogue, plan: Plan) -> tuple[str, ...]:
+    """Make the preflight checks of all plugins; return a notice for each warning.
+
+    Raises ConfigError for a failed check, and PluginError for a check that raises.
+    """
+    if not (checks := checks_of(catalogue, "preflight")):
+        return ()
+    facts = PreflightFacts(config.dump(), plan, free_memory())
+    found = [finding for check in checks for finding in made(check, catalogue, facts)]
+    refuse((ConfigError(of.field or of.name, _seen(of), of.advice) for of in found if of.state == "failed"), {})
+    return tuple(f"{of.name}: {_seen(of)}; {of.advice}" for of in found if of.state == "warning")
+
+
+def first_step(facts: FirstStepFacts, catalogue: Catalogue) -> tuple[CheckFinding, ...]:
+    """Make the checks of the first step. A check that raises becomes a warning that names its plugin."""
+    found: list[CheckFinding] = []
+    for check in checks_of(catalogue, "first-step"):
+        try:
+            found += made(check, catalogue, facts)
+        except (ConfigError, PluginError) as error:
+            advice = "report this error to the author of the plugin; the other checks are complete"
+            found.append(CheckFinding(f"{check.component.name} is checked", "warning", str(error), "", advice))
+    return tuple(found)
+
+
+def checks_of(catalogue: Catalogue, stage: str) -> list[Found]:
+    """Return the checks of a stage that the loaded plugins offer."""
+    return [found for found in catalogue.all("check") if cast(Check, found.component).stage == stage]
+
+
+def made(check: Found, catalogue: Catalogue, facts: PreflightFacts | FirstStepFacts) -> list[CheckFinding]:
+    """Return the findings of one check. Raises PluginError for a check that raises or yields anything else."""
+    function = cast(
+        Callable[[Any], Iterable[CheckFinding]], catalogue.target("check", f"{check.plugin}:{check.component.name}")
+    )
+    with authored(f"check {check.title}"):
+        findings = list(function(facts))
+    for one in findings:
+        if not (isinstance(one, CheckFinding) and all(isinstance(value, str) for value in one.plain().values())):
+            raise PluginError(f"check {check.title}", f"it yields {one!r}; it must yield CheckFindings of text")
+    return findings
+
+
+def _seen(finding: CheckFinding) -> str:
+    return "; ".join(filter(None, (finding.found, finding.evidence)))

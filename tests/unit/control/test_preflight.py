@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of plugins: a failure before the run refuses the run, and a faulty check is charged to its plugin."""
+
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.checks import FirstStepFacts
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.plan import Plan
+from relax_core.config.compose import parse_config
+from relax_core.control.preflight import first_step, preflight
+from relax_core.registry import Catalogue
+
+PLAN = Plan("colocate", (), (), {}, ())
+CHECKS = """
+from relax_core.api import Check, CheckFinding, hook
+
+@hook
+def relax_checks():
+    return [Check("look", __name__ + ":look", "Looks", stage={stage!r})]
+
+def look(facts):
+    {body}
+"""
+FAILED = (
+    'yield CheckFinding("lr is small", "failed", str(facts.config["optimizer"]["lr"]), "x", "lower it", "optimizer.lr")'
+)
+
+
+def looking(tmp_path: Path, body: str, stage: str = "preflight") -> Catalogue:
+    (tmp_path / "looks.py").write_text(CHECKS.format(stage=stage, body=body))
+    return Catalogue.load([str(tmp_path / "looks.py")])
+
+
+def checked(catalogue: Catalogue) -> tuple[str, ...]:
+    data = {"model": {"path": "/m"}, "data": {"train": "/t.jsonl"}, "optimizer": {"lr": 0.5}}
+    return preflight(parse_config(data, catalogue), catalogue, PLAN)
+
+
+def test_a_failed_check_refuses_the_run_and_a_warning_is_a_notice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: got 0\.5; x; lower it"):
+        checked(looking(tmp_path, FAILED))
+    memory = 'yield CheckFinding("memory", "warning", str(facts.free_memory_bytes > 0), "", facts.plan.mode)'
+    assert checked(looking(tmp_path, memory)) == ("memory: True; colocate",)
+    assert checked(looking(tmp_path, 'yield CheckFinding("fine", "ok", "all")')) == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("raise ValueError('a bug')", "a bug"), ("return [1]", "yields 1; it must yield CheckFindings of text")],
+)
+def test_a_faulty_check_is_charged_to_its_plugin_and_never_ends_a_run(tmp_path: Path, body: str, said: str) -> None:
+    with pytest.raises(PluginError, match=rf"check 'look' of looks\.py.*{said}"):
+        checked(looking(tmp_path, body))
+    facts = FirstStepFacts({"steps": 2}, {"reward/mean": 0.5}, {})
+    found = first_step(facts, looking(tmp_path, body, "first-step"))
+    assert [(one.name, one.state) for one in found] == [("look is checked", "warning")] and said in found[0].found
+
+
+def test_the_checks_of_a_stage_get_the_facts_of_the_stage(tmp_path: Path) -> None:
+    catalogue = looking(tmp_path, 'yield CheckFinding("x", "ok", str(facts.metrics))', "first-step")
+    assert checked(catalogue) == ()
+    assert [one.found for one in first_step(FirstStepFacts({}, {"a": 1.0}, {}), catalogue)] == ["{'a': 1.0}"]

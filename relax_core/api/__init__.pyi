@@ -44,8 +44,9 @@ from .errors import (
     WorkerDied as WorkerDied, disk_error as disk_error,
 )
 from .events import (
-    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, GuardFired as GuardFired,
-    Logged as Logged,
+    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, ExportSaved as ExportSaved,
+    GuardFired as GuardFired, Logged as Logged, RolesReported as RolesReported, RunClosed as RunClosed,
+    RunOpened as RunOpened,
     RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
     SamplesScored as SamplesScored, Sink as Sink, Span as Span, StepFinished as StepFinished,

@@ -7,13 +7,18 @@ Roles emit events; the controller records them and passes them to observers.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.weights import Version
 
+if TYPE_CHECKING:
+    from relax_core.api.options import TableOptions
+    from relax_core.api.role import Heartbeat
+
+TableT = TypeVar("TableT", bound="TableOptions")
 SpanKind = Literal["work", "overhead", "wait"]
 
 
@@ -30,6 +35,23 @@ class Span:
     blocked_by: str = ""
     devices: tuple[str, ...] = ()
     """Devices of the track's worker; empty for the track of a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """The first event of each start of a run, for observers only: the record is open, and no role runs yet."""
+
+    name: str
+    """Name of the run: `run.name`, or the name of the run directory."""
+    run_dir: str
+    config: Mapping[str, Any]
+    """The configuration as plain data, with every default; secrets are references."""
+    redact: Callable[[str], str]
+    """Returns a text without the secrets of the run. Other events may contain secrets, such as the text of an error."""
+
+    def table(self, name: str, model: type[TableT]) -> TableT:
+        """Return the observer's own configuration table; `reveal` of its secrets reads their values."""
+        return model.model_validate(self.config.get(name, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +124,18 @@ class WeightsPublished:
 class CheckpointSaved:
     step: int
     path: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSaved:
+    """The model of a step is complete on disk as a Hugging Face folder."""
+
+    step: int
+    path: str
+    """The folder. The run deletes a regular export when `export.keep` newer ones exist."""
+    final: bool
+    """True: the model of the last step of the run or stage, `export/`."""
     seconds: float = 0.0
 
 
@@ -222,6 +256,27 @@ class RunFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class RolesReported:
+    """The states and waits of all roles, at most every few seconds, for observers only."""
+
+    heartbeats: tuple[Heartbeat, ...]
+    at: float
+    """Time on the clock of the waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """The last event of a run, for observers only: sinks are closed, and all files of the run are complete.
+
+    The run waits for its observers until their deadline.
+    """
+
+    run_dir: str
+    status: str
+    """Status of the run, as in `RunFinished`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Logged:
     """A log line from a role; the role may run in another process."""
 
@@ -258,8 +313,9 @@ Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
     | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunRestarted | WorkRetried
     | EventsDropped | RunFinished | Logged | GuardFired | FirstStepSeen | FirstStepChecked
-    | EnginesMeasured | ScalingProposed
+    | EnginesMeasured | ScalingProposed | ExportSaved
 )  # fmt: skip
+"""An event that the run records. Observers also get `RunOpened`, `RolesReported` and `RunClosed`."""
 
 
 UNDONE = "run/undone_steps"

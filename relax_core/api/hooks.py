@@ -63,6 +63,8 @@ def relax_tables() -> Iterable[Table]: """Return configuration tables of the plu
 def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ignore[empty-body]
 
 @hookspec
+def relax_run_opened(event: events.RunOpened) -> None: """Observe that a start of the run begins."""
+@hookspec
 def relax_run_started(event: events.RunStarted) -> None: """Observe that all roles of the run are ready."""
 @hookspec
 def relax_samples_scored(event: events.SamplesScored) -> None: """Observe that groups of samples were judged."""
@@ -72,6 +74,10 @@ def relax_step_finished(event: events.StepFinished) -> None: """Observe that a s
 def relax_weights_published(event: events.WeightsPublished) -> None: """Observe that engines loaded a version."""
 @hookspec
 def relax_checkpoint_saved(event: events.CheckpointSaved) -> None: """Observe that a checkpoint is complete on disk."""
+@hookspec
+def relax_export_saved(event: events.ExportSaved) -> None: """Observe that an export of the model is complete on disk."""
+@hookspec
+def relax_roles_reported(event: events.RolesReported) -> None: """Observe the states and waits of the roles."""
 @hookspec
 def relax_eval_finished(event: events.EvalFinished) -> None: """Observe that an evaluation set was judged."""
 @hookspec
@@ -87,5 +93,7 @@ def relax_run_restarted(event: events.RunRestarted) -> None: """Observe that the
 @hookspec
 def relax_work_retried(event: events.WorkRetried) -> None: """Observe that work is repeated after a fault elsewhere."""
 @hookspec
-def relax_run_finished(event: events.RunFinished) -> None: """Observe the last event of a run."""
+def relax_run_finished(event: events.RunFinished) -> None: """Observe the end of a run and its summary."""
+@hookspec
+def relax_run_closed(event: events.RunClosed) -> None: """Observe that all files of the run are complete."""
 # fmt: on

@@ -24,9 +24,11 @@ from typing import Any, cast
 from relax_core.api.checks import FirstStepFacts
 from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
 from relax_core.api.events import (
+    ExportSaved,
     FirstStepChecked,
     FirstStepSeen,
     RunFinished,
+    RunOpened,
     RunRestarted,
     RunStarted,
     ScalingProposed,
@@ -48,7 +50,6 @@ from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.roles.checkpoint import discard_partial
-from relax_core.roles.exports import exported
 from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
@@ -245,6 +246,9 @@ class RunController:
             sinks_apart(chosen, catalogue, files, directory.logs, directory.redactor, directory.name) as sinks,
             Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder,
         ):
+            name = config.run.name or directory.name
+            data = {**prepared.stages[0].launch.config, "steps": prepared.steps}
+            recorder.tell_observers(RunOpened(name, str(directory.path), data, directory.redactor.text))
             async with self._pushed_exports(recorder):
                 left = list(prepared.stages)
                 while left:
@@ -434,8 +438,8 @@ class RunController:
         for number, event in await run_status.events(self._last_event, wait_s):
             self._last_event = number
             recorder.handle(number, event)
-            if self._pusher is not None and (found := exported(event)):
-                self._pusher.give(self._stage.first_step + found[0], found[1])
+            if self._pusher is not None and isinstance(event, ExportSaved) and not event.final:
+                self._pusher.give(self._stage.first_step + event.step, Path(event.path))
             if isinstance(event, FirstStepSeen):
                 add_facts(self._first_facts, event.facts)
             elif isinstance(event, StepFinished) and event.step == 1:

@@ -27,7 +27,7 @@ from relax_core.observe.completions import completion_metrics
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
-from relax_core.observe.observers import CallbackWorker, Report, close_all
+from relax_core.observe.observers import Call, CallbackWorker, Report, close_all
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.signals import SignalMeter
 from relax_core.observe.spans import TimeAccount, Trace, Window
@@ -38,7 +38,8 @@ ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupte
 SHOWN_SAMPLES = 4
 """Number of transcripts of each delivery of samples that are passed to sinks."""
 STATUS_EVERY_S = 5.0
-"""Longest age in seconds of `status.json`; it is written earlier if a role's state changes."""
+"""Longest age in seconds of `status.json`, which is written earlier if a role's state changes, and shortest time between
+two `RolesReported`."""
 
 
 class Display(Protocol):
@@ -107,7 +108,7 @@ class Recorder:
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
         self._beats: tuple[Heartbeat, ...] = ()
         self._status_key: tuple[Any, ...] | None = None
-        self._status_at = float("-inf")
+        self._status_at = self._reported_at = float("-inf")
         self._restarting_since: float | None = None
         self._deadline_s = deadline_s
         self._summary: dict[str, Any] | None = None
@@ -166,8 +167,7 @@ class Recorder:
             event = replace(event, step=step + self._first_step)
         event = self._record(event)
         self._log_and_show(event)
-        if hook := HOOKS.get(type(event)):
-            self._tell_observers(hook, event)
+        self.tell_observers(event)
         if self._notifier is not None:
             self._notifier.event(event)
 
@@ -180,6 +180,9 @@ class Recorder:
             worker.check()
         if self._notifier is not None:
             self._notifier.heartbeats(beats, self._now())
+        if self._clock.now() - self._reported_at > STATUS_EVERY_S:
+            self._reported_at = self._clock.now()
+            self.tell_observers(events.RolesReported(self._beats, self._now()))
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
 
@@ -254,10 +257,12 @@ class Recorder:
         }
 
     def close(self) -> None:
-        """Let sinks and observers finish within their deadlines, then close all files and threads."""
+        """Let sinks and then observers finish within their deadlines, then close all files and threads."""
         last = {name: sink.close for name, sink in self._sinks.items() if self._sinks_opened}
-        workers = [(worker, last.get(name)) for name, worker in self._sink_workers.items()]
-        close_all([*workers, *((worker, None) for worker in self._observer_workers.values())], self._deadline_s)
+        close_all([(worker, last.get(name)) for name, worker in self._sink_workers.items()], self._deadline_s)
+        self._count_last_failures()
+        closed = self._calls(events.RunClosed(str(self.run_dir.path), self.ending))
+        close_all([(worker, closed.get(name)) for name, worker in self._observer_workers.items()], self._deadline_s)
         self._count_last_failures()
         if self._notifier is not None:
             self._notifier.close()
@@ -454,13 +459,20 @@ class Recorder:
         for name, sink in takers.items():
             self._sink_workers[name].give(partial(sink.spans, window.step, spans))
 
-    def _tell_observers(self, hook: str, event: Event) -> None:
-        for name, observer in self._observers.items():
-            function = getattr(observer, hook, None)
-            if callable(function):
-                # As in pluggy, an implementation may omit the parameter.
-                takes_event = bool(inspect.signature(function).parameters)
-                self._observer_workers[name].give(partial(function, event) if takes_event else function)
+    def tell_observers(self, event: object) -> None:
+        """Pass an event to the observers that have a hook for its type; do not record the event."""
+        for name, call in self._calls(event).items():
+            self._observer_workers[name].give(call)
+
+    def _calls(self, event: object) -> dict[str, Call]:
+        """Return the call of each observer that has a hook for the type of the event, by the observer's name."""
+        hook = HOOKS.get(type(event), "")
+        found = {name: getattr(observer, hook, None) for name, observer in self._observers.items()}
+        return {  # as in pluggy, an implementation may omit the parameter
+            name: partial(function, event) if inspect.signature(function).parameters else function
+            for name, function in found.items()
+            if callable(function)
+        }
 
     def _off(self, name: str, why: str, frames: str) -> None:
         self._log.note("warning", f"{name} {why}", frames=frames)

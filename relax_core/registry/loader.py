@@ -37,11 +37,14 @@ _MARK = f"{hooks.PROJECT}_impl"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
 
 HOOKS: dict[type, str] = {
+    events.RunOpened: "relax_run_opened",
     events.RunStarted: "relax_run_started",
     events.SamplesScored: "relax_samples_scored",
     events.StepFinished: "relax_step_finished",
     events.WeightsPublished: "relax_weights_published",
     events.CheckpointSaved: "relax_checkpoint_saved",
+    events.ExportSaved: "relax_export_saved",
+    events.RolesReported: "relax_roles_reported",
     events.EvalFinished: "relax_eval_finished",
     events.RoleFailed: "relax_role_failed",
     events.RoleRecovered: "relax_role_recovered",
@@ -50,6 +53,7 @@ HOOKS: dict[type, str] = {
     events.RunRestarted: "relax_run_restarted",
     events.WorkRetried: "relax_work_retried",
     events.RunFinished: "relax_run_finished",
+    events.RunClosed: "relax_run_closed",
 }
 """event type -> observer hook; observers do not get events of types that are not listed."""
 

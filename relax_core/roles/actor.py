@@ -21,7 +21,16 @@ from relax_core.api.errors import (
     StaleFence,
     WorkerDied,
 )
-from relax_core.api.events import FirstStepSeen, GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.events import (
+    ExportSaved,
+    FirstStepSeen,
+    GuardFired,
+    Logged,
+    RoleFailed,
+    RoleRecovered,
+    RolledBack,
+    StepFinished,
+)
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
@@ -173,11 +182,14 @@ class Actor(Role):
         await self._checkpoints.over()
         if version.step >= context.config.steps:
             context.doing("exporting")
+            start, folder = context.clock.now(), f"{context.run_dir}/export"
             with context.changing_files():
                 pass  # raise if the run was started again; the export itself is too long for this block
             async with self._lease:
                 await self._lease.train()
-                await self._trainer.call("export", f"{context.run_dir}/export")
+                await self._trainer.call("export", folder)
+            seconds = round(context.clock.now() - start, 3)
+            await context.run_status.emit(ExportSaved(version.step, folder, final=True, seconds=seconds))
 
     async def _restore(self, checkpoint: Resume | None, version: Version, publish: bool) -> None:
         """Load a checkpoint into the ranks, or keep their starting weights for None. `publish`: publish the weights."""

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from relax_core.api.events import Event, Logged
+from relax_core.api.events import ExportSaved
 from relax_core.config.run_config import RunContext
 from relax_core.observe.files import disk_errors
 from relax_core.roles.checkpoint import step_of
@@ -19,14 +19,6 @@ OURS = re.compile(r"step-[0-9]+|\.step-[0-9]+\..*")
 """Names of exports and of folders that a trainer has not finished."""
 WHOLE = "config.json"
 """File without which no library loads an export; deleted first, so that a half-deleted folder is not an export."""
-
-
-def exported(event: Event) -> tuple[int, Path] | None:
-    """Return the step and the folder of the regular export that an event reports; None for other events."""
-    match event:
-        case Logged(role="actor", fields={"step": int(step), "path": str(path), "seconds": _}):
-            return step, Path(path)
-    return None
 
 
 class Exports:
@@ -56,8 +48,8 @@ class Exports:
         with context.changing_files():
             pass  # raise if the run was started again; the export itself is too long for this block
         await self._trainer.call("export", str(folder))
-        facts = {"step": step, "path": str(folder), "seconds": round(context.clock.now() - start, 3)}
-        await context.run_status.emit(Logged("info", "actor", f"exported the model of step {step}", facts))
+        seconds = round(context.clock.now() - start, 3)
+        await context.run_status.emit(ExportSaved(step, str(folder), final=False, seconds=seconds))
         self._delete(self.written()[: -context.config.export.keep])
 
     def undo(self, step: int) -> None:

@@ -9,13 +9,13 @@ import pytest
 from pyarrow import parquet
 
 from relax_core.api import ConfigError
-from relax_core.data.task_files import Files, TableOptions
+from relax_core.data.task_files import Files, TableSourceOptions
 
 FOLDERS = tomllib.loads(Path(__file__).with_name("folders.toml").read_text())["folders"]
 
 
 def prompts(path, split=""):
-    source = Files(TableOptions(split=split))
+    source = Files(TableSourceOptions(split=split))
     source.open(str(path), {})
     return [source[index].prompt for index in range(len(source))]
 

@@ -15,7 +15,7 @@ from pyarrow import ipc, parquet
 
 from relax_core.api import ConfigError, Task, TaskSource
 from relax_core.data.plain_data import NotPlainError, plain
-from relax_core.data.task_files import Files, TableOptions
+from relax_core.data.task_files import Files, TableSourceOptions
 from relax_core.data.tasks import TaskSet
 from relax_core.diagnostics.try_run import _rows
 from relax_core.rpc.messages import decode, encode
@@ -72,7 +72,7 @@ SCALARS = {
 
 def opened(path, columns=None):
     """Open a file; return (source, {row or line: reason of a bad row})."""
-    source = Files(TableOptions())
+    source = Files(TableSourceOptions())
     with suppress(ConfigError):
         source.open(str(path), columns or {})
     return source, {bad.where.removeprefix(str(path)).strip(": "): bad.reason for bad in source.problems()}

@@ -9,7 +9,7 @@ import pytest
 
 from relax_core.api.family import Rendered
 from relax_core.cli.data_survey import DataFile, survey
-from relax_core.data.task_files import Files, TableOptions
+from relax_core.data.task_files import Files, TableSourceOptions
 from relax_core.data.tasks import TaskSet
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import EmbeddedMedia, cell_value, read_source, restricted, shown, wave
@@ -31,7 +31,7 @@ class Family:
 def surveyed(folder, rows):
     path = folder / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = Files(TableOptions())
+    source = Files(TableSourceOptions())
     source.open(str(path), {})
     access = SourceAccess((), [str(folder)])
     tasks = TaskSet(source, Family(), media=["image"], access=access, check=False)

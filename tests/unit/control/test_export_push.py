@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.events import Logged, StepFinished
+from relax_core.api.events import ExportSaved, StepFinished
 from relax_core.config.tables import ExportTable
 from relax_core.control import export_push, run
 from relax_core.control.export_push import ExportPusher, send_in_child
 from relax_core.control.hub import _said
 from relax_core.control.prepare import Prepared, check_sinks
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.exports import exported
 from relax_core.rpc.waiting import attended
 from tests.unit.control.conftest import configured
 from tests.unit.control.test_conduct import ScriptedRunner, conducted
@@ -131,8 +130,7 @@ def test_a_run_gives_its_exports_and_its_final_model_and_waits_for_the_last(
         (tmp_path / "run" / "export" / "config.json").write_text("final")
 
     async def actor(runner: ScriptedRunner) -> None:
-        facts = {"step": 2, "path": str(folder), "seconds": 0.1}
-        await runner.run_status.emit(Logged("info", "actor", "exported the model of step 2", facts))
+        await runner.run_status.emit(ExportSaved(2, str(folder), final=False))
         await runner.run_status.emit(StepFinished(3, {"reward/mean": 0.5}))
         if stop_after_s is None:
             await asyncio.sleep(3.0)
@@ -191,5 +189,4 @@ def test_a_process_without_an_answer_is_an_error_and_a_signature_is_not_quoted(
     with pytest.raises(InfrastructureError, match="ended with exit code 1"):
         asyncio.run(send_in_child(tmp_path, "ada/maths", "Step 2"))
     assert _said(ValueError("403 for\n https://h/x?X-Signature=abc of x")) == "403 for https://h/x of x"
-    assert exported(Logged("info", "actor", "the profile", {"step": 1, "trace_bytes": 2})) is None
     assert json.loads(TABLE.model_dump_json())["push_to"] == "ada/maths"

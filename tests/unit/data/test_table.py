@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from relax_core.api.errors import ConfigError
-from relax_core.data.task_files import Files, TableOptions, TableSource, table_files
+from relax_core.data.task_files import Files, TableSource, TableSourceOptions, table_files
 from relax_core.media.placeholders import media_of
 from relax_core.media.source import EmbeddedMedia, read_source, shown
 
@@ -148,11 +148,11 @@ def test_a_folder_with_several_splits_is_refused_with_their_names(tmp_path):
         parquet.write_table(rows(3 if split == "test" else 5), tmp_path / f"{split}-00000-of-00001.parquet")
     with pytest.raises(ConfigError, match=r"the splits test, train; choose one"):
         opened(tmp_path)
-    chosen = Files(TableOptions(split="test"))
+    chosen = Files(TableSourceOptions(split="test"))
     chosen.open(str(tmp_path), {})
     assert len(chosen) == 3
     with pytest.raises(ConfigError, match="dev"):
-        Files(TableOptions(split="dev")).open(str(tmp_path), {})
+        Files(TableSourceOptions(split="dev")).open(str(tmp_path), {})
 
 
 def test_bad_rows_are_named_and_the_others_are_read(tmp_path):

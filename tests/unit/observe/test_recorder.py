@@ -20,7 +20,9 @@ from relax_core.api.events import (
     RoleRecovered,
     RolledBack,
     RolloutMeasured,
+    RunClosed,
     RunFinished,
+    RunOpened,
     RunRestarted,
     RunStarted,
     SamplesScored,
@@ -438,6 +440,34 @@ def test_an_observer_that_raises_three_times_is_paused(run_dir, clock):
     assert [event.step for event in observer.seen] == [1, 2, 3]
     (last,) = [record for record in notes(run_dir) if "is paused" in record["message"]]
     assert "test_recorder.py" in last["fields"]["frames"]
+
+
+def test_the_states_of_roles_are_reported_seldom_and_the_close_of_the_run_comes_last(run_dir, clock):
+    seen = []
+
+    class Sees:
+        def relax_run_opened(self, event):
+            seen.append((event.name, event.redact("hunter2")))
+
+        def relax_roles_reported(self, event):
+            seen.append(event.heartbeats[0].role)
+
+        def relax_run_closed(self, event):
+            seen.append((event, sink.calls[-1], run_dir.read("summary")["callback_failures"]))
+
+    sink = Remembers(fail=["close"])
+    run = recorder(run_dir, clock, sinks={"mine": sink}, observers={"watch": Sees()})
+    run.tell_observers(RunOpened("maths", str(run_dir.path), {}, Redactor(["hunter2"]).text))
+    run.write(RunStarted("r", "", {}))
+    for later_s in (0.0, 3.0, 3.0):
+        clock.at += later_s
+        run.heartbeats([Heartbeat("rollout", "waiting")])
+    run.write(RunFinished("finished", {}))
+    run.close()
+    closed = RunClosed(str(run_dir.path), "finished")
+    assert seen == [("maths", "[redacted]"), "rollout", "rollout", (closed, ("close",), {"mine": 1})]
+    written = (run_dir.path / "events.jsonl").read_text()
+    assert not any(f'"run {name}"' in written for name in ("opened", "closed")) and "roles reported" not in written
 
 
 def test_a_hanging_observer_delays_no_other(run_dir, clock):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from relax_core.api.events import Logged
+from relax_core.api.events import ExportSaved
 from relax_core.roles.exports import Exports
 from tests.unit.roles.simulated_run import SimulatedRun, SimulatedWorker
 from tests.unit.roles.test_recovery import before_each_rank_call, dies_in
@@ -21,8 +21,9 @@ def exports_of(run: Path) -> dict[str, str]:
 
 def test_every_n_steps_the_present_model_is_exported_and_the_newest_few_are_kept(tmp_path: Path) -> None:
     outcome = SimulatedRun(tmp_path, steps=8, export={"every": 2, "keep": 2}, placement="colocate").run()
-    told = [event.fields["step"] for event in outcome.told(Logged) if event.message.startswith("exported the model")]
-    assert told == [2, 4, 6], "the last step is in export/"
+    told = [(event.step, Path(event.path).name, event.final) for event in outcome.told(ExportSaved)]
+    regular = [(step, f"step-00000{step}", False) for step in (2, 4, 6)]
+    assert told == [*regular, (8, "export", True)]
     assert exports_of(tmp_path) == {"step-000004": "4", "step-000006": "6"}
     assert (tmp_path / "export/config.json").read_text() == "8"
 

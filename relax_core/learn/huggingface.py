@@ -310,7 +310,9 @@ class RouterReplay:
         self._known = None if known is None or planned is None else known[:, None]
         self._own = [None] * len(self._routers)
 
-    def _replay(self, layer: int, router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def _replay(
+        self, layer: int, router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         logits, weights, own = output
         if self._own[layer] is None:  # later calls recompute the layer for the backward pass
             self._own[layer] = own.detach()

@@ -152,7 +152,13 @@ def draw(logits: Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
     at = torch.from_numpy(uniforms).to(logits.device)
     per_chunk = max(1, _CDF_ELEMENTS // log_probs.shape[1])
     chunks = zip(torch.split(log_probs, per_chunk), torch.split(at, per_chunk), strict=True)
-    tokens = torch.cat([_invert(chunk, u) for chunk, u in chunks])
+    parts = []
+    for chunk, numbers in chunks:
+        # The first token whose cumulative probability exceeds the row's number, never a token of probability 0.
+        cdf = chunk.double().exp().cumsum(-1)
+        first = torch.searchsorted(cdf, (numbers * cdf[:, -1])[:, None], right=True)[:, 0]
+        parts.append(first.clamp(max=chunk.shape[1] - 1))
+    tokens = torch.cat(parts)
     if rules.greedy is not None:
         tokens = torch.where(rules.greedy, log_probs.argmax(-1), tokens)
     chosen = log_probs.gather(1, tokens[:, None])[:, 0]
@@ -173,27 +179,16 @@ def distribution(logits: Tensor, rules: Rules) -> Tensor:
     if rules.temperature is not None:
         logits = logits / rules.temperature
     if rules.top_k is not None or rules.top_p is not None:
-        logits = logits.masked_fill(~_kept(logits, rules), -torch.inf)
+        # Keep the tokens that survive top_k, and then top_p among these. The most likely token always survives.
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        kept = torch.ones_like(ordered, dtype=torch.bool)
+        if rules.top_k is not None:
+            kept &= torch.arange(ordered.shape[1], device=logits.device) < rules.top_k
+        if rules.top_p is not None:
+            probs = ordered.masked_fill(~kept, -torch.inf).softmax(-1)
+            kept &= (probs.cumsum(-1) - probs) < rules.top_p
+        logits = logits.masked_fill(~torch.zeros_like(kept).scatter(1, order, kept), -torch.inf)
     return logits.log_softmax(-1)
-
-
-def _kept(logits: Tensor, rules: Rules) -> Tensor:
-    """Mark the tokens that survive top_k, and then top_p among these; the most likely token always survives."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    kept = torch.ones_like(ordered, dtype=torch.bool)
-    if rules.top_k is not None:
-        kept &= torch.arange(ordered.shape[1], device=logits.device) < rules.top_k
-    if rules.top_p is not None:
-        probs = ordered.masked_fill(~kept, -torch.inf).softmax(-1)
-        kept &= (probs.cumsum(-1) - probs) < rules.top_p
-    return torch.zeros_like(kept).scatter(1, order, kept)
-
-
-def _invert(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first token whose cumulative probability exceeds the uniform number, never one of probability 0."""
-    cdf = log_probs.double().exp().cumsum(-1)
-    found = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)[:, 0]
-    return found.clamp(max=log_probs.shape[1] - 1)
 
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)

@@ -194,7 +194,14 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     def __init__(self, options: PolicyGradientOptionsT | None = None) -> None:
         super().__init__(options)
-        self._own_credit = self._load_credit()
+        place = str(self.options.advantages or "")
+        if place and type(self).advantages is not PolicyGradient.advantages:
+            fix = f"{type(self).__name__} defines its own advantages: take another algorithm, or leave the function out"
+            raise ConfigError("algorithm.advantages", place, fix)
+        self._own_credit: Callable[[Groups], Tensor] | None = (
+            load_function("algorithm.advantages", place) if place else None
+        )
+        """The user's function that replaces `credit`; None if the option `advantages` is empty."""
         self.zero_advantage_skips = self.options.kl_coef == 0 and self.options.entropy_coef == 0
         self.denominators = frozenset({DENOMINATOR[self.options.aggregation]})
 
@@ -245,17 +252,13 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             raise TypeError(f"{source} gave a {got}; give a tensor [groups, samples] or [tokens]")
         return Advantages(values)
 
-    def _load_credit(self) -> Callable[[Groups], Tensor] | None:
-        """Import the function that the option `advantages` names; return None if the option is empty."""
-        place = str(self.options.advantages or "")
-        if place and type(self).advantages is not PolicyGradient.advantages:
-            fix = f"{type(self).__name__} defines its own advantages: take another algorithm, or leave the function out"
-            raise ConfigError("algorithm.advantages", place, fix)
-        return load_function("algorithm.advantages", place) if place else None
-
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         options, mask = self.options, batch.loss_mask
-        anchor = self._anchor(batch, policy)
+        anchor = policy.log_probs.detach()  # no term needs the policy at the step's start: the ratio is 1 by definition
+        if options.correction == "behaviour":
+            anchor = batch.column("rollout_log_probs")
+        elif OLD_LOG_PROBS in self.columns():
+            anchor = batch.column("old_log_probs")
         surrogate = self.surrogate(batch, policy, anchor)
         weight, metrics = self._weight(batch, policy)
         terms = {"policy": self._term(batch, surrogate.values if weight is None else surrogate.values * weight)}
@@ -269,20 +272,12 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         if surrogate.clipped is not None:
             metrics["policy/clip_fraction"] = ((surrogate.clipped & mask).sum(), count)
         if options.kl_coef:
-            own, reference = policy.log_probs.detach(), batch.column("ref_log_probs")
-            metrics["policy/ref_kl"] = ((learn.kl_k3(own, reference) * mask).sum(), count)
-            metrics["policy/ref_kl_clamped"] = (((reference - own > MAX_LOG_RATIO) & mask).sum(), count)
+            log_probs, reference = policy.log_probs.detach(), batch.column("ref_log_probs")
+            metrics["policy/ref_kl"] = ((learn.kl_k3(log_probs, reference) * mask).sum(), count)
+            metrics["policy/ref_kl_clamped"] = (((reference - log_probs > MAX_LOG_RATIO) & mask).sum(), count)
         if options.entropy_coef:
             metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
-
-    def _anchor(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
-        """Return the log-probs in the denominator of the ratio, [tokens]."""
-        if self.options.correction == "behaviour":
-            return batch.column("rollout_log_probs")
-        if OLD_LOG_PROBS in self.columns():
-            return batch.column("old_log_probs")
-        return policy.log_probs.detach()  # no term needs the policy at the step's start: the ratio is 1 by definition
 
     def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
         """Return the optional terms of the loss: divergence from the reference and entropy."""
@@ -346,17 +341,16 @@ class ClippedPolicyGradient(PolicyGradient[ClippedOptionsT], Generic[ClippedOpti
         bounds = options.clip_low, options.clip_high, options.dual_clip
         values = learn.clipped_surrogate(ratio, batch.advantages, *bounds)
         outside = learn.clipped(ratio.detach(), batch.advantages, *bounds)
-        return Surrogate(values, outside, {} if self.ratio_level == "token" else _clipped_sequences(batch, outside))
-
-
-def _clipped_sequences(batch: LossBatch, outside: Tensor) -> Sums:
-    """Return the shares of sequences whose tokens are all clipped, by the sign of the sequence's advantage."""
-    credit = batch.sequence_mean(batch.advantages)
-    gone = batch.sequence_mean(outside.to(credit.dtype)) == 1
-    return {
-        f"policy/sequences_clipped_{sign}": ((gone & chosen).sum(), chosen.sum())
-        for sign, chosen in (("positive", credit > 0), ("negative", credit < 0))
-    }
+        if self.ratio_level == "token":
+            return Surrogate(values, outside)
+        # The shares of sequences whose tokens are all clipped, by the sign of the sequence's advantage.
+        credit = batch.sequence_mean(batch.advantages)
+        gone = batch.sequence_mean(outside.to(credit.dtype)) == 1
+        shares = {
+            f"policy/sequences_clipped_{sign}": ((gone & chosen).sum(), chosen.sum())
+            for sign, chosen in (("positive", credit > 0), ("negative", credit < 0))
+        }
+        return Surrogate(values, outside, shares)
 
 
 class PlainPolicyGradient(PolicyGradient[PlainOptionsT], Generic[PlainOptionsT]):

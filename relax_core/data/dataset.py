@@ -119,18 +119,18 @@ def _conversation(
     family: ModelFamily, messages: Sequence[Message], given: int, tools: Sequence[Tool] = ()
 ) -> list[_Run]:
     """Render a conversation up to its last assistant turn. Assistant turns at index `given` or later are trained."""
-    turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
+    turns = [index for index, message in enumerate(messages) if index >= given and message.role == SPEAKER]
     if not turns:
         raise ConfigError(
             "data.train", "a conversation without a turn of the assistant", "add such a turn, or a completion"
         )
     runs = [_Run(family.start(messages[: turns[0]], tools), messages[: turns[0]])]
-    for at, following in zip(turns, [*turns[1:], None], strict=True):
-        said = family.turn(messages[:at], messages[at])
+    for index, following in zip(turns, [*turns[1:], None], strict=True):
+        said = family.turn(messages[:index], messages[index])
         runs.append(_Run(Rendered(said), trained=True))
         if following is not None:
-            heard = messages[at + 1 : following]
-            runs.append(_Run(family.delta(messages[: at + 1], heard, said[-1]), heard))
+            heard = messages[index + 1 : following]
+            runs.append(_Run(family.delta(messages[: index + 1], heard, said[-1]), heard))
     return runs
 
 
@@ -167,7 +167,7 @@ class Dataset(RowSet):
 
         Raises MediaRefused if `hold` refuses a medium.
         """
-        return tuple(self._cut(found) for found in self._examples(self._kept[index], hold))
+        return tuple(self._cut(item) for item in self._examples(self._kept[index], hold))
 
     def content(self, index: int) -> RowContent:
         row = self._kept[index]
@@ -201,7 +201,7 @@ class Dataset(RowSet):
     def examine(self, row: int) -> Rendered | None:
         if not self._usable(row):
             return None
-        longest = max((self._cut(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
+        longest = max((self._cut(each) for each in self._examples(row)), key=lambda each: len(each.tokens))
         return Rendered(longest.tokens)
 
     def _read(self, row: int) -> Task:
@@ -220,7 +220,7 @@ class Dataset(RowSet):
 
     def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
         """Return a row's completion texts; None stands for a conversation that contains its assistant turns."""
-        found: list[Text | None] = []
+        texts: list[Text | None] = []
         for name in COLUMNS[self._form]:
             value: Any = task.column(name)
             if value is None and (self._form is not Source.DATASET or isinstance(task.prompt, str)):
@@ -228,10 +228,10 @@ class Dataset(RowSet):
                 fix = f"write it, or name another column: columns = {{{name} = ...}} (the row has {others})"
                 raise ConfigError("data.train", f"{self._source.where(row)} without {name!r}", fix)
             try:
-                found.append(None if value is None else text_or_messages(value, name, MediaOrigin(Path())))
+                texts.append(None if value is None else text_or_messages(value, name, MediaOrigin(Path())))
             except RowError as error:
                 raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
-        return tuple(found)
+        return tuple(texts)
 
     def _messages(self, task: Task, row: int) -> tuple[Message, ...]:
         return tuple(message for text in self._texts(task, row) for message in said_in(task.prompt, text))
@@ -241,9 +241,9 @@ class Dataset(RowSet):
         tools = self._row_tools(task, row)
         for text in self._texts(task, row):
             with self._named(row):
-                found = example(self.family, task.prompt, text, self._train_on, hold, tools)
-            self._check_ids(found.tokens, row)
-            yield found
+                made = example(self.family, task.prompt, text, self._train_on, hold, tools)
+            self._check_ids(made.tokens, row)
+            yield made
 
     def _usable(self, row: int) -> bool:
         task = self._task(row)
@@ -252,12 +252,12 @@ class Dataset(RowSet):
         tools = self._row_tools(task, row)
         if self._limit is None or all(self._text_fits(task.prompt, text, row, tools) for text in texts):
             return True
-        found = list(self._examples(row))
-        longest = max(len(one.tokens) for one in found)
+        examples = list(self._examples(row))
+        longest = max(len(example.tokens) for example in examples)
         if longest > self._limit and self._too_long == "error":
             raise self._too_long_error(row, longest)
         if self._too_long == "truncate":
-            return all(self._cut(one).num_trained for one in found)
+            return all(self._cut(example).num_trained for example in examples)
         return longest <= self._limit
 
     def _text_fits(self, prompt: Text, text: Text | None, row: int, tools: Sequence[Tool]) -> bool:
@@ -297,8 +297,8 @@ class HeldOut:
 
     def rows(self, margins: bool = False, hold: Hold | None = None) -> RowBatch:
         """Return all rows as a batch for the bus, each row as a group of its own."""
-        examples = {AttemptId(group, member, 0): found for group, index in enumerate(self.indices)
-                    for member, found in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
+        examples = {AttemptId(group, member, 0): example for group, index in enumerate(self.indices)
+                    for member, example in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
         given = [self.dataset.margin(self.indices[attempt.group]) for attempt in examples] if margins else None
         return row_batch(examples, given, hold is not None)
 
@@ -320,11 +320,13 @@ def open_held_out(run: Any, build: Build, form: Source, run_dir: str = "") -> li
         dataset = _open(run, build, form, "data.train", str(run.data.train), run.data.columns)
         _, held = dataset.hold_out(run.eval.num_held_out, run.seed, run_dir, stores=False)  # `open_training` does
         return [HeldOut(HOLD_OUT, dataset, held)]
-    found = []
-    for at, table in enumerate(run.eval.sets):
-        dataset = _open(run, build, form, f"eval.sets.{at}.path", str(table.path), table.columns or run.data.columns)
-        found.append(HeldOut(table.name, dataset, range(min(table.size or len(dataset), len(dataset)))))
-    return found
+    held_out = []
+    for number, table in enumerate(run.eval.sets):
+        dataset = _open(
+            run, build, form, f"eval.sets.{number}.path", str(table.path), table.columns or run.data.columns
+        )
+        held_out.append(HeldOut(table.name, dataset, range(min(table.size or len(dataset), len(dataset)))))
+    return held_out
 
 
 def row_batch(

@@ -39,38 +39,34 @@ def tables_of(path: Path, split: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ConfigError("data", f"{path}, which does not exist", "name a table file, or a folder of table files")
-    found: dict[str, dict[str, list[Path]]] = {}  # by split and configuration
+    tables: dict[str, dict[str, list[Path]]] = {}  # by split and configuration
     for file in tables_in(path):
         configuration, name = _place(file, path)
-        found.setdefault(name, {}).setdefault(configuration, []).append(file)
-    known = ", ".join(sorted(found)) or "none"
-    same = [split] if split in found else [name for name in found if _usual(name) == _usual(split)]
+        tables.setdefault(name, {}).setdefault(configuration, []).append(file)
+    splits = ", ".join(sorted(tables)) or "none"
+    same = [split] if split in tables else [name for name in tables if _usual(name) == _usual(split)]
     if split and len(same) != 1:
-        raise ConfigError("source.split", split, f"choose a split of {path}: {known}")
-    chosen = {name: found[name] for name in (same if split else found)}
+        raise ConfigError("source.split", split, f"choose a split of {path}: {splits}")
+    chosen = {name: tables[name] for name in (same if split else tables)}
     parts = sorted({configuration for files in chosen.values() for configuration in files})
     if len(parts) > 1:
         got = f"{path}, which has the configurations {', '.join(part or '.' for part in parts)}"
         raise ConfigError("data", got, f"name the folder of one configuration as the path, such as {path / parts[-1]}")
-    others = [] if split or _usual(next(iter(found), "")) not in ("validation", "test") else _unread(path, found)
+    others = [] if split or _usual(next(iter(tables), "")) not in ("validation", "test") else _unread(path, tables)
     if len(chosen) != 1 or others:
         lines = sorted(file.name for file in path.iterdir() if file.suffix in JSON_SUFFIXES)
         empty = f"name a file of the folder, such as {lines[0]}" if lines else "name a folder with tables"
         fix = 'choose one: source = { name = "files", split = ... }' if chosen else empty
-        has = f"the splits {', '.join([known, *others])}" if chosen else f"no tables ({', '.join(SUFFIXES)})"
+        has = f"the splits {', '.join([splits, *others])}" if chosen else f"no tables ({', '.join(SUFFIXES)})"
         raise ConfigError("data", f"{path}, which has {has}", fix)
     files = next(iter(next(iter(chosen.values())).values()))
-    _check_shards(files)
-    return files
-
-
-def _check_shards(files: Collection[Path]) -> None:
-    """Raise ConfigError if files named like `train-00000-of-00003` are not all there, or if two sets of them are mixed."""
+    # All files named like `train-00000-of-00003` must exist, and belong to one set.
     counts = [match["count"] for file in files if (match := _SHARD.match(file.stem)) and match["count"]]
     if counts and set(map(int, counts)) != {len(counts)}:
         has = f"{len(counts)} of the split's shards, whose names say {' and '.join(sorted(set(counts)))}"
         fix = "complete the folder, or merge the shards that you want into one file and name the file"
         raise ConfigError("data", f"{min(files).parent}, which has {has}", fix)
+    return files
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:
@@ -98,9 +94,9 @@ def _usual(split: str) -> str:
     return SPLITS.get(split.lower(), split)
 
 
-def _unread(path: Path, found: Collection[str]) -> list[str]:
+def _unread(path: Path, splits: Collection[str]) -> list[str]:
     """Return other splits of a folder that are in files of text, which a folder of tables leaves out."""
-    usual = {_usual(name) for name in found}
+    usual = {_usual(name) for name in splits}
     others = []
     for file in sorted(path.rglob("*")):
         name = _place(file.with_name(file.name.partition(".")[0]), path)[1]

@@ -10,9 +10,10 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
@@ -27,6 +28,7 @@ from relax_core.rpc.isolated_host import IsolatedHost, who
 KEY = re.compile("[0-9a-f]{32}")
 MAX_KNOWN = 65536
 """Number of media contents for which the store key is cached; a full cache is cleared."""
+T = TypeVar("T")
 PREVIEWS = "previews"
 FIRST_BYTES = 8 << 20
 """Total bytes of a run's first previews, per kind of medium. These previews are never deleted."""
@@ -54,19 +56,19 @@ class MediaHost(IsolatedHost):
         self._processor, self._store = built, MediaStore(directory)
         self._model, self._max_bytes, self._access = dict(model), max_bytes, SourceAccess(*access)
         self._previews, self._preview_bytes = Previews(Path(directory) / PREVIEWS, built.medium), preview_bytes
-        self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[Any, ...]]]] = {}
+        self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[object, ...]]]] = {}
         return built.medium
 
-    def handle(self, item: Sequence[Any]) -> Any:
+    def handle(self, item: Sequence[Any]) -> object:
         method, media = item
         with restricted(self._access, self._max_bytes):
             return getattr(self, method)(media)
 
     def budget(self, media: Media) -> int:
         """Return the number of tokens that a medium will take."""
-        return int(self._asked(self._processor.budget, int, media, self._model))
+        return self._asked(self._processor.budget, int, media, self._model)
 
-    def process(self, media: Media) -> tuple[str, list[tuple[Any, ...]]]:
+    def process(self, media: Media) -> tuple[str, list[tuple[object, ...]]]:
         """Process a medium into the store; return its key and its layout, as fields of `PlaceholderSpan`."""
         data = read_source(media.source, self._max_bytes)
         content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
@@ -75,11 +77,14 @@ class MediaHost(IsolatedHost):
                 self._known.clear()
             done = self._processed(media, data).laid_out(media.kind)
             self._store.put(done)
-            self._keep_preview(done.key, media, data)
+            if self._preview_bytes and done.key not in self._previews:
+                with suppress(ValueError, PluginError):  # the model can still read a medium without a preview
+                    if preview := self._preview(media, data):
+                        self._previews.put(done.key, preview)
             self._known[content] = done.key, [tuple(span) for span in done.layout]
         return self._known[content]
 
-    def examine(self, media: Media) -> dict[str, Any]:
+    def examine(self, media: Media) -> dict[str, object]:
         """Decode and process a medium without storing it; return facts about it for display."""
         data = read_source(media.source, self._max_bytes)
         facts = {"size_bytes": len(data), **self._asked(self._processor.facts, Mapping[str, Any], media, data)}
@@ -87,40 +92,29 @@ class MediaHost(IsolatedHost):
         preview = self._preview(media, data) if self._preview_bytes else None
         return {"key": done.key, "tokens": done.num_placeholders, **facts, "preview": preview}
 
-    def _keep_preview(self, key: str, media: Media, data: bytes) -> None:
-        if not self._preview_bytes or key in self._previews:
-            return
-        try:
-            preview = self._preview(media, data)
-        except (ValueError, PluginError):
-            return  # the model can still read the medium; the display shows only the name
-        if preview:
-            self._previews.put(key, preview)
-
     def _processed(self, media: Media, data: bytes) -> ProcessedMedia:
-        whole: ProcessedMedia = self._asked(self._processor.process, ProcessedMedia, media, data, self._model)
+        whole = self._asked(self._processor.process, ProcessedMedia, media, data, self._model)
         try:
             check_key(whole.key)
         except WrongShape as error:
             raise PluginError(who(self.component), str(error)) from error
         if media.view is None:
             return whole
-        part: ProcessedMedia = self._asked(self._processor.view, ProcessedMedia, whole, *media.view)
+        part = self._asked(self._processor.view, ProcessedMedia, whole, *media.view)
         key = content_key(bytes.fromhex(whole.key), media.view)
         return replace(part, key=key)
 
     def _preview(self, media: Media, data: bytes) -> bytes | None:
-        preview: bytes | None = self._asked(self._processor.preview, bytes | None, media, data, self._preview_bytes)
-        return preview
+        return self._asked(self._processor.preview, bytes | None, media, data, self._preview_bytes)
 
-    def _asked(self, method: Callable[..., Any], wanted: Any, *args: Any) -> Any:
+    def _asked(self, method: Callable[..., T], wanted: Any, *args: Any) -> T:
         """Call a method of the processor whose result has the type `wanted`.
 
         ValueError means a medium that can't be read. All other errors of the processor, and results of another type,
         are raised as PluginError.
         """
         try:
-            return checked(method(*args), wanted, returned_by(method))
+            return cast(T, checked(method(*args), wanted, returned_by(method)))
         except (RelaxError, ValueError, MemoryError):
             raise
         except Exception as error:
@@ -145,8 +139,8 @@ class Previews:
         self._directory, self._kind = directory, kind
         self._first = 0
         self._newest: OrderedDict[Path, int] = OrderedDict()
-        found = [(path.stat().st_mtime, path) for path in directory.glob(f"*.{kind}")] if directory.is_dir() else []
-        for _, path in sorted(found):
+        files = [(path.stat().st_mtime, path) for path in directory.glob(f"*.{kind}")] if directory.is_dir() else []
+        for _, path in sorted(files):
             self._count(path, path.stat().st_size)
 
     def __contains__(self, key: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -132,8 +132,8 @@ class MediaPipeline:
         total = 0
         for media in media_of(messages):
             name = _name(media)
-            known = self._known.get(name)
-            if known is not None and known.done():
+            future = self._known.get(name)
+            if future is not None and future.done():
                 total += sum(span.size for span in self._result(media).layout)
                 continue
             if media.view is not None:
@@ -158,11 +158,11 @@ class MediaPipeline:
         for media in media_of(messages):
             name = _name(media)
             for _ in range(TRIES):
-                known = self._known.get(name) or self._begin(name, media)
-                await asyncio.shield(known)
-                if self._keep(self._result(media, known).key, name, owner):
+                future = self._known.get(name) or self._begin(name, media)
+                await asyncio.shield(future)
+                if self._keep(self._result(media, future).key, name, owner):
                     break
-                if self._known.get(name) is known:
+                if self._known.get(name) is future:
                     del self._known[name]
             else:
                 raise _refusal(media, "the media store lost its file each time before it could be used")
@@ -195,26 +195,26 @@ class MediaPipeline:
             raise MediaRefused(f'no processor reads media of this kind: set media = ["{media.kind}"]')
         return self._by_kind[media.kind]
 
-    def _result(self, media: Media, known: asyncio.Future[PlaceholderTokens | str] | None = None) -> PlaceholderTokens:
+    def _result(self, media: Media, future: asyncio.Future[PlaceholderTokens | str] | None = None) -> PlaceholderTokens:
         """Return the result of a processed medium. Raises MediaRefused if the medium was refused or not processed."""
-        known = known or self._known.get(_name(media))
-        result = known.result() if known is not None and known.done() else "it was not processed"
+        future = future or self._known.get(_name(media))
+        result = future.result() if future is not None and future.done() else "it was not processed"
         if isinstance(result, str):
             raise _refusal(media, result)
         return result
 
     def _begin(self, name: Any, media: Media) -> asyncio.Future[PlaceholderTokens | str]:
         """Start to process a medium; return the future on which all callers wait."""
-        known = self._known[name] = asyncio.get_running_loop().create_future()
-        self._spawn(self._process(name, media, known))
+        future = self._known[name] = asyncio.get_running_loop().create_future()
+        self._spawn(self._process(name, media, future))
         while len(self._known) > REMEMBERED:  # the medium may stay in the store: its key comes from its content
             oldest, forgotten = self._known.popitem(last=False)
-            found = forgotten.result() if forgotten.done() and not forgotten.cancelled() else ""
-            if isinstance(found, PlaceholderTokens) and found.key in self._names:
-                self._names[found.key].discard(oldest)
-        return known
+            result = forgotten.result() if forgotten.done() and not forgotten.cancelled() else ""
+            if isinstance(result, PlaceholderTokens) and result.key in self._names:
+                self._names[result.key].discard(oldest)
+        return future
 
-    async def _process(self, name: Any, media: Media, known: asyncio.Future[PlaceholderTokens | str]) -> None:
+    async def _process(self, name: Any, media: Media, future: asyncio.Future[PlaceholderTokens | str]) -> None:
         """Process a medium and set its future; cache only a result, or a refusal because of the content."""
         try:
             key, layout = await self._ask(name, media, "process")
@@ -222,21 +222,21 @@ class MediaPipeline:
                 self._sources[key] = media
             if len(self._sources) > REMEMBERED:
                 self._sources.popitem(last=False)
-            known.set_result(PlaceholderTokens(media.kind, key, tuple(PlaceholderSpan(*span) for span in layout)))
+            future.set_result(PlaceholderTokens(media.kind, key, tuple(PlaceholderSpan(*span) for span in layout)))
             return
         except MediaUnavailable as unavailable:
-            known.set_result(str(unavailable))
+            future.set_result(str(unavailable))
         except MediaRefused as refused:
-            known.set_result(str(refused))
+            future.set_result(str(refused))
             return
         except asyncio.CancelledError:
-            known.set_exception(RelaxError(f"{shown(media.source)}: the media processors were stopped"))
-            known.exception()
+            future.set_exception(RelaxError(f"{shown(media.source)}: the media processors were stopped"))
+            future.exception()
             raise
         except Exception as error:  # a fault of the run, such as a full disk, not of the medium
-            known.set_exception(error)
-            known.exception()  # mark it as retrieved: all callers may have been cancelled
-        if self._known.get(name) is known:
+            future.set_exception(error)
+            future.exception()  # mark it as retrieved: all callers may have been cancelled
+        if self._known.get(name) is future:
             del self._known[name]
 
     async def _ask(self, name: Any, media: Media, method: str) -> Any:
@@ -300,7 +300,7 @@ class MediaPipeline:
         while True:
             for key in await asyncio.to_thread(self._store.damaged):
                 if (media := self._sources.get(key)) is not None:
-                    if (known := self._known.get(_name(media))) is not None and known.done():
+                    if (future := self._known.get(_name(media))) is not None and future.done():
                         del self._known[_name(media)]
                     with suppress(MediaRefused, RelaxError):  # readers raise at their own deadline
                         await self.prepare([Message("", (Part(media=media),))])
@@ -352,7 +352,7 @@ class _Processor:
             limit = f" (limit: {self._choice.memory_mb} MB)" if self._choice.memory_mb else ""
             raise MediaUnavailable(f"reading it broke the process{limit}") from error
 
-    def _opened(self, kind: Any) -> dict[str, Any]:
+    def _opened(self, kind: object) -> dict[str, Callable[..., object]]:
         self.kind = checked(kind, str, "start")
         return {}
 
@@ -451,7 +451,7 @@ def _refusal(media: Media, why: str) -> MediaRefused:
     return MediaRefused(f"{media.kind} {shown(media.source)}: {why}")
 
 
-def _name(media: Media) -> Any:
+def _name(media: Media) -> Hashable:
     """Return the cache key of a source. It contains a file's size and time, so a changed file is processed again."""
     if is_path(media.source):
         try:

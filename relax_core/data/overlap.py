@@ -67,12 +67,12 @@ def row_content(
     digest = hashlib.blake2b(digest_size=16)
     for number, text in enumerate((task.prompt, *written)):
         for message in (Message("user", text),) if isinstance(text, str) else text or ():
-            found = words(message.text)
+            written_words = words(message.text)
             if number == 0 and message.role not in ("system", "assistant"):
-                asked += found
+                asked += written_words
             parts = () if isinstance(message.content, str) else message.content
             media = [f"{part.media.kind} {part.media.reference}" for part in parts if part.media]
-            said = "\0".join(["\n".join(found), *media, ""])
+            said = "\0".join(["\n".join(written_words), *media, ""])
             digest.update(said.encode("utf-8", errors="surrogatepass"))
     if whole:
         digest.update(encode([task.environment, task.answer, sorted(task.metadata.items())]))
@@ -132,9 +132,9 @@ class SetOverlap:
 
     def said(self, how: str) -> str:
         """Return a sentence about the rows that are `equal` or `similar`, with examples."""
-        found = self.equal if how == "equal" else self.similar
+        shared = self.equal if how == "equal" else self.similar
         what = "are also in data.train" if how == "equal" else f"share {SHORT} to {LONG} words in a row with data.train"
-        return f"{len(found)} of {self.size} tasks {what}{_examples(found)}"
+        return f"{len(shared)} of {self.size} tasks {what}{_examples(shared)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,16 @@ def find_overlap(
 
     `most_searched`: most training rows that are searched for shared passages; None: all.
     """
-    tasks = [(name, index, one.rows.content(index)) for name, one in sets.items() for index in one.indices]
+    tasks = [
+        (name, index, eval_rows.rows.content(index)) for name, eval_rows in sets.items() for index in eval_rows.indices
+    ]
     keys: dict[bytes, list[int]] = defaultdict(list)
     starts: dict[tuple[str, str], dict[tuple[int, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     for task, (_, _, content) in enumerate(tasks):
         keys[content.key].append(task)
         for start, size, passage in _passages(content.words):
             starts[start][size, passage].append(task)
-    sizes = {size for found in starts.values() for size, _ in found}
+    sizes = {size for passages in starts.values() for size, _ in passages}
     equal: dict[int, int] = {}
     holders: dict[tuple[int, str], tuple[int, int]] = {}  # first training row with the passage, number of such rows
     first: dict[bytes, int] = {}
@@ -236,7 +238,7 @@ def kept_apart(
             raise ConfigError("eval.size", run.eval.size, fix)
         train = kept
     if not run.eval.sets:
-        num_held, left, step = sum(len(one.indices) for one in sets.values()), len(train), run.rollout.groups_per_step
+        num_held, left, step = sum(len(held.indices) for held in sets.values()), len(train), run.rollout.groups_per_step
         if left < max((overlap.size + num_held) / 2, step):
             text = (
                 f"{overlap.size + num_held} tasks: {num_held} are held out, {overlap.size - left} equal a held-out task"
@@ -246,14 +248,16 @@ def kept_apart(
     if overlap.searched < overlap.size:
         part = f"{overlap.searched} of {overlap.size} rows of data.train, evenly spread"
         said.append(("info", f"shared words are searched in {part}; `relax data check` searches all rows"))
-    files = {one.name: (f"eval.sets.{at}.path", one.path) for at, one in enumerate(run.eval.sets)}
-    for name, found in overlap.sets.items():
+    files = {table.name: (f"eval.sets.{number}.path", table.path) for number, table in enumerate(run.eval.sets)}
+    for name, shared in overlap.sets.items():
         if name in files:
-            found.refuse(files[name][0], run.eval.max_overlap)
+            shared.refuse(files[name][0], run.eval.max_overlap)
             meant = files[name][1] == run.data.train
-            said.append(("warning" if found.equal and not meant else "info", f"eval set {name}: {found.said('equal')}"))
-        if found.similar:
-            said.append(("warning", f"eval set {name}: {found.said('similar')}"))
+            said.append(
+                ("warning" if shared.equal and not meant else "info", f"eval set {name}: {shared.said('equal')}")
+            )
+        if shared.similar:
+            said.append(("warning", f"eval set {name}: {shared.said('similar')}"))
     return train, said
 
 
@@ -276,9 +280,9 @@ def _passages(tokens: Sequence[str]) -> Iterator[tuple[tuple[str, str], int, str
     size = min(LONG, len(places))
     count = min(len(places) - size + 1, MOST_PASSAGES) if size >= SHORT else 0
     for number in range(count):
-        at = number * (len(places) - size) // max(count - 1, 1)
-        start = tokens[places[at]], tokens[places[at + SHORT - 1]]
-        yield start, size, _passage(tokens, places, at, size)
+        first = number * (len(places) - size) // max(count - 1, 1)
+        start = tokens[places[first]], tokens[places[first + SHORT - 1]]
+        yield start, size, _passage(tokens, places, first, size)
 
 
 def _known_passages(
@@ -286,15 +290,15 @@ def _known_passages(
 ) -> set[tuple[int, str]]:
     """Return the searched passages that a training prompt has. `starts`: passages by their starts; `sizes`: their sizes."""
     places = _word_places(tokens)
-    found = set()
-    for at, (first, last) in enumerate(zip(places, places[SHORT - 1 :], strict=False)):
-        known = starts.get((tokens[first], tokens[last]), frozenset())
-        for size in sizes if known else ():
-            if at + size <= len(places) and (own := (size, _passage(tokens, places, at, size))) in known:
-                found.add(own)
-    return found
+    matches = set()
+    for word, (first, last) in enumerate(zip(places, places[SHORT - 1 :], strict=False)):
+        searched = starts.get((tokens[first], tokens[last]), frozenset())
+        for size in sizes if searched else ():
+            if word + size <= len(places) and (passage := (size, _passage(tokens, places, word, size))) in searched:
+                matches.add(passage)
+    return matches
 
 
-def _examples(found: Sequence[Shared]) -> str:
-    more = "; ..." if len(found) > SHOWN else ""
-    return f": {'; '.join(map(str, found[:SHOWN]))}{more}" if found else ""
+def _examples(shared: Sequence[Shared]) -> str:
+    more = "; ..." if len(shared) > SHOWN else ""
+    return f": {'; '.join(map(str, shared[:SHOWN]))}{more}" if shared else ""

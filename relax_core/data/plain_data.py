@@ -37,7 +37,7 @@ class UnreadableValue:
     reason: str
 
 
-def read_json(text: str | bytes) -> Any:
+def read_json(text: str | bytes) -> object:
     """Return the value of JSON text, with an `UnreadableValue` for an object that has a key twice. Raises ValueError."""
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -47,10 +47,10 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError(too_many_digits(text if isinstance(text, str) else text.decode())) from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | UnreadableValue:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object] | UnreadableValue:
+    table = dict(pairs)
+    if len(table) == len(pairs):
+        return table
     names = [name for name, _ in pairs]
     return UnreadableValue(f"holds an object with the key {next(n for n in names if names.count(n) > 1)!r} twice")
 
@@ -84,7 +84,10 @@ def plain(value: Any, depth: int = 0, text: Callable[[str], str] | None = None) 
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal):
-        return _number(value)
+        if value.is_finite() and value == value.to_integral_value() and value.adjusted() < 19:
+            return int(value)
+        near = float(value)
+        return near if not value.is_finite() or Decimal(str(near)) == value else format(value, "f")
     if isinstance(value, UUID):
         return str(value)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's arrays and scalars
@@ -99,12 +102,12 @@ def holds_bytes(value: Any) -> bool:
     return any(map(holds_bytes, value)) if isinstance(value, list) else isinstance(value, bytes | bytearray | Embedded)
 
 
-def without_bytes(value: Any) -> Any:
+def without_bytes(value: Any) -> object:
     """Return plain data with None in place of bytes."""
     if isinstance(value, dict):
         return {key: without_bytes(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [without_bytes(one) for one in value]
+        return [without_bytes(item) for item in value]
     return None if isinstance(value, bytes | bytearray | Embedded) else value
 
 
@@ -112,11 +115,3 @@ def _whole(text: str) -> str:
     if broken := half(text):
         raise NotPlainError(f"holds {broken}, half of a surrogate pair, which is not a character")
     return str(text)
-
-
-def _number(value: Decimal) -> int | float | str:
-    """Return a decimal as a number, or as text if a float would lose digits."""
-    if value.is_finite() and value == value.to_integral_value() and value.adjusted() < 19:
-        return int(value)
-    near = float(value)
-    return near if not value.is_finite() or Decimal(str(near)) == value else format(value, "f")

@@ -17,7 +17,7 @@ from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 Text = str | tuple[Message, ...]
 
 
-def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, Any]:
+def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, object]:
     """Return a row's prompt, and the value of a column with a completion without the prompt that the value repeats.
 
     White space around the texts does not count. A prompt of text becomes the messages that repeat it, and a prompt
@@ -37,18 +37,18 @@ def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, An
     except RowError:  # the reader of the column reports it
         return prompt, completion
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    own, system = _system(asked), _system(said)
-    question, size = asked[len(own) :], len(system) + len(asked) - len(own)
+    system_before, system = _system(asked), _system(said)
+    question, size = asked[len(system_before) :], len(system) + len(asked) - len(system_before)
     pairs: list[tuple[Any, Any]] = [
-        *zip(own, system, strict=False),
+        *zip(system_before, system, strict=False),
         *zip_longest(question, said[len(system) : size]),
     ]
     differing = next(((left, right) for left, right in pairs if not right or _shown(left) != _shown(right)), None)
     if differing is None and size:
-        opening = said[:size] if isinstance(prompt, str) else prompt if own else (*system, *prompt)
+        opening = said[:size] if isinstance(prompt, str) else prompt if system_before else (*system, *prompt)
         return opening, completion[size:]
     if differing is not None and (asked[-1].role == "user" or system):
-        there, here = (f"{one.role} {one.text[:80]!r}" if one else "nothing" for one in differing)
+        there, here = (f"{message.role} {message.text[:80]!r}" if message else "nothing" for message in differing)
         also = " with other fields" if there == here else ""
         raise RowError(f"{column!r} begins with another prompt: it has {here}{also} where the prompt has {there}")
     return prompt, completion
@@ -68,7 +68,7 @@ def _continuation(prompt: str, completion: str) -> str:
     return rest.lstrip() if prompt[-1].isspace() else rest
 
 
-def _shown(message: Message) -> tuple[Any, ...]:
+def _shown(message: Message) -> tuple[object, ...]:
     """Return what a template shows of a message: first the role, then the text with a mark for each medium."""
     content = message.content if isinstance(message.content, tuple) else (Part(message.content),)
     text = "".join(part.text if part.media is None else f"<{part.media.kind}>" for part in content)

@@ -6,8 +6,6 @@ Only the prompt shows these tools. Calls of such tools stay in the policy's text
 
 from __future__ import annotations
 
-from typing import Any
-
 from relax_core.api.environment import RowTool
 from relax_core.data.plain_data import NotPlainError, plain, read_json
 from relax_core.data.task_row import RowError, without_nulls
@@ -24,13 +22,13 @@ def row_tools(value: object) -> tuple[RowTool, ...]:
     decoded = _decoded(value)
     if not isinstance(decoded, list):
         return ()
-    found = [_decoded(one) if isinstance(one, str) else one for one in decoded]
-    if not any(isinstance(one, dict) for one in found):
+    tools = [_decoded(tool) if isinstance(tool, str) else tool for tool in decoded]
+    if not any(isinstance(tool, dict) for tool in tools):
         return ()
-    return tuple(_tool(one, number) for number, one in enumerate(found))
+    return tuple(_tool(tool, number) for number, tool in enumerate(tools))
 
 
-def _decoded(value: object) -> Any:
+def _decoded(value: object) -> object:
     """Return JSON text as its value, and an object or a list without the None values that tables add."""
     if not isinstance(value, str):
         return without_nulls(value)
@@ -51,6 +49,6 @@ def _tool(value: object, number: int) -> RowTool:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RowError(f"{COLUMN}[{number}] has no name")
     if function is value:
-        function = {key: one for key, one in value.items() if key != "type"}
+        function = {key: field for key, field in value.items() if key != "type"}
         value = {"type": value.get("type", "function"), "function": function}
     return RowTool(function["name"], schema=value)

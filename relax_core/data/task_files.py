@@ -62,7 +62,7 @@ class TaskFiles(TaskSource[OptionsT]):
         self._file, self._number = array("i"), array("q")
         self._faults = dict[str, tuple[int, str]]()
         self._files, unseen = self.files(Path(path)), {name: column for name, column in columns.items() if column}
-        for at, file in enumerate(self._files):
+        for file_index, file in enumerate(self._files):
             for number, row in _read_rows(file):
                 try:
                     if isinstance(row, RowError):
@@ -80,7 +80,7 @@ class TaskFiles(TaskSource[OptionsT]):
                 for column, reason in faults.items():
                     count, example = self._faults.get(column, (0, f"{file.where(number)}: {reason}"))
                     self._faults[column] = count + 1, example
-                self._file.append(at)
+                self._file.append(file_index)
                 self._number.append(number)
         if self._number:
             self._bad += [BadRow(path, f"no row has the column {column!r}, which `columns` names for {name!r}", "columns")
@@ -174,11 +174,11 @@ class TaskFile(ABC):
         self.path, self.absolute = path, str(path.absolute())
 
     @abstractmethod
-    def rows(self) -> Iterator[tuple[int, Any]]:
+    def rows(self) -> Iterator[tuple[int, object]]:
         """Yield every row with its number; yield a `RowError` for a row that can't be read."""
 
     @abstractmethod
-    def row(self, number: int) -> Any:
+    def row(self, number: int) -> object:
         """Read one row again. Raises ConfigError if the file was changed since it was opened."""
 
     def where(self, number: int) -> str:
@@ -207,13 +207,13 @@ class LinesFile(TaskFile):
         except OSError:  # a file system without locks
             pass
 
-    def rows(self) -> Iterator[tuple[int, Any]]:
+    def rows(self) -> Iterator[tuple[int, object]]:
         for number, line in enumerate(self._open, 1):
             self._starts.append(self._starts[-1] + len(line))
             if line.strip():
                 yield number, _parsed(line)
 
-    def row(self, number: int) -> Any:
+    def row(self, number: int) -> object:
         start, end = self._starts[number - 1 : number + 1]
         row = _parsed(os.pread(self._open.fileno(), end - start, start))
         if isinstance(row, RowError):
@@ -233,7 +233,7 @@ class ListFile(TaskFile):
         with unpacked(path)[0] as file:
             self._data, self._rows, self._line = file.read(), list[Any](), 0
 
-    def rows(self) -> Iterator[tuple[int, Any]]:
+    def rows(self) -> Iterator[tuple[int, object]]:
         try:
             rows = read_json(self._data)
         except (ValueError, RecursionError) as error:
@@ -249,7 +249,7 @@ class ListFile(TaskFile):
         self._rows = rows
         yield from enumerate(rows, 1)
 
-    def row(self, number: int) -> Any:
+    def row(self, number: int) -> object:
         return self._rows[number - 1]
 
     def where(self, number: int) -> str:
@@ -259,7 +259,7 @@ class ListFile(TaskFile):
         return MediaOrigin(Path(self.absolute).parent)
 
 
-def _read_rows(file: TaskFile) -> Iterator[tuple[int, Any]]:
+def _read_rows(file: TaskFile) -> Iterator[tuple[int, object]]:
     """Yield every row. Raises ConfigError for a damaged file, which pyarrow reports by errors of many types."""
     try:
         yield from file.rows()
@@ -278,7 +278,7 @@ def json_file(path: Path) -> TaskFile:
         raise ConfigError(FIELD, f"{path}: {error.strerror or error}", fix) from error
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> object:
     try:
         return read_json(line)
     except UnicodeDecodeError as error:
@@ -293,10 +293,10 @@ class BlockCache:
     """The table blocks that were read last, within `CACHED_BYTES`. At least one block is cached, however large."""
 
     def __init__(self) -> None:
-        self.blocks: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self.blocks: OrderedDict[tuple[Path, int], ParquetBlock | CheckedBatch] = OrderedDict()
         self.size_bytes = 0
 
-    def get(self, file: TableFile, number: int) -> Any:
+    def get(self, file: TableFile, number: int) -> ParquetBlock | CheckedBatch:
         key = file.path, number
         if key in self.blocks:
             self.blocks.move_to_end(key)
@@ -322,22 +322,22 @@ class TableFile(TaskFile):
         """Index of each block's first row, then the total number of rows: [blocks + 1]."""
 
     @abstractmethod
-    def block(self, number: int) -> Any:
+    def block(self, number: int) -> ParquetBlock | CheckedBatch:
         """Read a block from the file, without the cache."""
 
     @abstractmethod
-    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
+    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, object]]:
         """Return `count` rows of a block, from row `start` on, as plain Python."""
 
-    def rows(self) -> Iterator[tuple[int, Any]]:
+    def rows(self) -> Iterator[tuple[int, object]]:
         for number, (start, end) in enumerate(pairwise(self._starts)):
             block = self.block(number)
             for first in range(start, end, AT_ONCE):
                 yield from enumerate(self.block_rows(block, first - start, min(AT_ONCE, end - first)), first + 1)
 
-    def row(self, number: int) -> Any:
-        at = bisect_right(self._starts, number - 1) - 1
-        (row,) = self.block_rows(self.cache.get(self, at), number - 1 - self._starts[at], 1)
+    def row(self, number: int) -> object:
+        block = bisect_right(self._starts, number - 1) - 1
+        (row,) = self.block_rows(self.cache.get(self, block), number - 1 - self._starts[block], 1)
         return row
 
     def origin(self, number: int) -> MediaOrigin:
@@ -361,7 +361,7 @@ class ParquetBlock(NamedTuple):
     table: Any
     marks: list[tuple[list[str], Embedded | None]]
     """The steps of each leaf that was not read, with the value in its place: None if the leaf has only nulls."""
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[object]]
     """Values of the columns in which only some bytes are null; the bytes were read and dropped."""
 
     @property
@@ -388,30 +388,26 @@ class ParquetTable(TableFile):
         self._left = [
             UnreadLeaf(
                 number,
-                [step for at, step in enumerate(path.split(".")) if at == 0 or step not in _STEPS],
+                [step for depth, step in enumerate(path.split(".")) if depth == 0 or step not in _STEPS],
                 "." in path and not _has_sibling(path, self._kept),
             )
             for path, number in heavy.items()
         ]
 
     def block(self, number: int) -> ParquetBlock:
+        from pyarrow import parquet
+
         table = self._file.read_row_group(number, columns=self._kept, use_threads=False)
         block = ParquetBlock(table, [], {})
         for leaf in self._left:
             filled, column = self._filled(number, leaf, table), leaf.steps[0]
             if filled is not None or column not in self._shown:
                 block.marks.append((leaf.steps, None if filled is False else EMBEDDED))
-            elif column not in block.columns:
-                block.columns[column] = self._read_light(number, column)
+            elif column not in block.columns:  # read in small batches, and keep the values without the bytes
+                with parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file:
+                    batches = file.iter_batches(ROWS_AT_ONCE, [number], [column], use_threads=False)
+                    block.columns[column] = [_light(value) for batch in batches for value in batch.column(0)]
         return block
-
-    def _read_light(self, number: int, column: str) -> list[Any]:
-        """Read a column of a row group in small batches, and return its values without the bytes."""
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file:
-            batches = file.iter_batches(ROWS_AT_ONCE, [number], [column], use_threads=False)
-            return [_light(value) for batch in batches for value in batch.column(0)]
 
     def _filled(self, number: int, leaf: UnreadLeaf, table: Any) -> bool | None:
         """Return True if a leaf is never null where its struct is present, False if always, None if unknown."""
@@ -427,9 +423,9 @@ class ParquetTable(TableFile):
         is_sound = SAMPLES in leaf.steps  # Parquet counts an array without samples as null
         return False if statistics.null_count == absent + present and not is_sound else None
 
-    def block_rows(self, block: ParquetBlock, start: int, count: int) -> list[dict[str, Any]]:
+    def block_rows(self, block: ParquetBlock, start: int, count: int) -> list[dict[str, object]]:
         try:
-            found: list[dict[str, Any]] = block.table.slice(start, count).to_pylist()
+            rows: list[dict[str, object]] = block.table.slice(start, count).to_pylist()
         except (
             ValueError,
             LookupError,
@@ -437,12 +433,12 @@ class ParquetTable(TableFile):
             NotImplementedError,
         ):  # a value that Python lacks
             columns = zip(block.table.column_names, block.table.columns, strict=True)
-            found = list(_rows_of({name: column.slice(start, count) for name, column in columns}, count))
-        for number, row in enumerate(found, start):
+            rows = list(_rows_of({name: column.slice(start, count) for name, column in columns}, count))
+        for number, row in enumerate(rows, start):
             for steps, value in block.marks:
                 _mark(row, steps, value)
             row.update((name, values[number]) for name, values in block.columns.items())
-        return found
+        return rows
 
 
 class ArrowTable(TableFile):
@@ -452,12 +448,12 @@ class ArrowTable(TableFile):
         self._batches = arrow_batches(str(path))
         super().__init__(path, cache, [batch.num_rows for batch in self._batches])
 
-    def block(self, number: int) -> Any:
+    def block(self, number: int) -> CheckedBatch:
         return CheckedBatch.of(self._batches[number])
 
-    def block_rows(self, block: CheckedBatch, start: int, count: int) -> list[dict[str, Any]]:
-        found = list(_rows_of({name: column.slice(start, count) for name, column in block.columns.items()}, count))
-        return [{**row, **block.broken} for row in found]
+    def block_rows(self, block: CheckedBatch, start: int, count: int) -> list[dict[str, object]]:
+        rows = list(_rows_of({name: column.slice(start, count) for name, column in block.columns.items()}, count))
+        return [{**row, **block.broken} for row in rows]
 
 
 class CheckedBatch(NamedTuple):
@@ -474,21 +470,15 @@ class CheckedBatch(NamedTuple):
         import pyarrow as pa
 
         columns, broken = {}, {}
+        bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                _as_bytes(column).validate(full=True)
+            try:  # text is validated as bytes, so that its encoding is not checked
+                as_bytes = column.view(bytes_of[column.type]) if column.type in bytes_of else column
+                as_bytes.validate(full=True)
                 columns[name] = column
             except pa.ArrowException as error:
                 broken[name] = UnreadableValue(f"is damaged: {error}")
         return cls(columns, broken, sum(column.nbytes for column in columns.values()))
-
-
-def _as_bytes(column: Any) -> Any:
-    """Return a column of text as bytes, whose validation does not check the encoding; return other columns unchanged."""
-    import pyarrow as pa
-
-    bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    return column.view(bytes_of[column.type]) if column.type in bytes_of else column
 
 
 def table_files(path: Path, split: str, mapped: Collection[str] = ()) -> list[TableFile]:
@@ -550,8 +540,8 @@ def _structs(table: Any, steps: Sequence[str]) -> tuple[int, int]:
 def _mark(value: Any, path: Sequence[str], mark: Embedded | None) -> None:
     """Put `mark` in the place of bytes that were not read."""
     if isinstance(value, list):
-        for one in value:
-            _mark(one, path, mark)
+        for item in value:
+            _mark(item, path, mark)
     elif isinstance(value, dict) and path:
         rest = path[1:]
         if not rest or path[0] == SAMPLES or path[0] not in value:
@@ -560,13 +550,13 @@ def _mark(value: Any, path: Sequence[str], mark: Embedded | None) -> None:
             _mark(value[path[0]], rest, mark)
 
 
-def _rows_of(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+def _rows_of(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, object]]:
     """Yield the first `count` rows of Arrow columns, by name, as Python values."""
     for row in range(count):
         yield {name: _light(column[row]) for name, column in columns.items()}
 
 
-def _light(scalar: Any) -> Any:
+def _light(scalar: Any) -> object:
     """Convert an Arrow scalar to a Python value, with `EMBEDDED` in place of bytes and sound samples.
 
     A value that Python can't represent becomes text if Arrow can write it as text, else `UnreadableValue`.
@@ -587,7 +577,7 @@ def _light(scalar: Any) -> Any:
             for name in names
         }
     if kinds.is_list(scalar.type) or kinds.is_large_list(scalar.type):
-        return [_light(one) for one in scalar]
+        return [_light(item) for item in scalar]
     try:
         return scalar.as_py()
     except (ValueError, LookupError, ArithmeticError, NotImplementedError) as error:

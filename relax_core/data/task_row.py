@@ -84,12 +84,14 @@ def row_task(
         raise RowError(f"the row {row.reason}")
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
-    known = {name: columns.get(name, name) for name in FIELDS}
+    names_in_file = {name: columns.get(name, name) for name in FIELDS}
     conversation = columns.get(CONVERSATION, CONVERSATION)
     if "prompt" not in columns and "prompt" not in row and conversation in row:
-        known["prompt"] = conversation
-    if known["prompt"] not in row:
-        raise RowError(f"no prompt column {known['prompt']!r}; the row has {', '.join(map(repr, row)) or 'no columns'}")
+        names_in_file["prompt"] = conversation
+    if names_in_file["prompt"] not in row:
+        raise RowError(
+            f"no prompt column {names_in_file['prompt']!r}; the row has {', '.join(map(repr, row)) or 'no columns'}"
+        )
     showing: dict[MediaKind, str] = {}
     media: dict[MediaKind, list[Media]] = {}
     for kind, names in COLUMNS.items():
@@ -101,33 +103,37 @@ def row_task(
             value, column = row[there[0]], there[0]
             showing[kind] = column
             held = list(enumerate(value)) if isinstance(value, list) else [] if _is_null(value) else [(-1, value)]
-            media[kind] = [_medium(kind, one, (column, at) if at >= 0 else (column,), origin) for at, one in held]
+            media[kind] = [
+                _medium(kind, entry, (column, number) if number >= 0 else (column,), origin) for number, entry in held
+            ]
     given = {name: column for name, column in columns.items() if name not in _PLACED and column in row}
     hidden = {
-        *known,
-        *known.values(),
+        *names_in_file,
+        *names_in_file.values(),
         *showing.values(),
         *columns.values(),
         *(name for name in columns if columns[name]),
     }
     others = {key: key for key in row if key not in hidden} | given
     faults = {} if faults is None else faults
-    answer = _plain(row, known["answer"])
+    answer = _plain(row, names_in_file["answer"])
     if holds_bytes(answer):
-        raise RowError(f"{known['answer']!r} holds bytes; write text, numbers, lists or tables of them")
+        raise RowError(f"{names_in_file['answer']!r} holds bytes; write text, numbers, lists or tables of them")
     return Task(
-        id=_text(_plain(row, known["id"]), known["id"], default_id),
-        prompt=_placed(text_or_messages(_plain(row, known["prompt"]), known["prompt"], origin), media, showing),
+        id=_text(_plain(row, names_in_file["id"]), names_in_file["id"], default_id),
+        prompt=_placed(
+            text_or_messages(_plain(row, names_in_file["prompt"]), names_in_file["prompt"], origin), media, showing
+        ),
         answer=answer,
         metadata={
             without_halves(name): _other(row, column, column in READ or name in given, faults)
             for name, column in others.items()
         },
-        environment=_text(_plain(row, known["environment"]), known["environment"], ""),
+        environment=_text(_plain(row, names_in_file["environment"]), names_in_file["environment"], ""),
     )
 
 
-def _plain(row: Mapping[str, Any], column: str) -> Any:
+def _plain(row: Mapping[str, Any], column: str) -> object:
     """Return a column of a row as plain data; None if the column is missing or NaN. Raises RowError."""
     try:
         value = plain(row.get(column))
@@ -136,7 +142,7 @@ def _plain(row: Mapping[str, Any], column: str) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _other(row: Mapping[str, Any], column: str, must: bool, faults: dict[str, str]) -> Any:
+def _other(row: Mapping[str, Any], column: str, must: bool, faults: dict[str, str]) -> object:
     """Return a column of a task's metadata. Raises RowError if `must`, else adds to `faults`."""
     if half(column):
         faults[without_halves(column)] = f"the name {column!a} holds half of a surrogate pair"
@@ -188,10 +194,12 @@ def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | t
 def _is_messages(text: str) -> bool:
     """Return True for JSON text of a list of messages."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and all(isinstance(one, dict) and {"role", "content"} <= {*one} for one in found)
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= {*message} for message in value
+    )
 
 
 def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> Message:
@@ -207,7 +215,9 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
     content, name = value.get("content"), value.get("name") or ""
     if not isinstance(name, str):
         raise RowError(f"the name of {where} is {_kind(name)}, not text")
-    extra = {key: without_nulls(one) for key, one in value.items() if key not in MESSAGE_FIELDS and not _empty(one)}
+    extra = {
+        key: without_nulls(field) for key, field in value.items() if key not in MESSAGE_FIELDS and not _empty(field)
+    }
     if isinstance(content, str) or (content is None and calls):
         return Message(value["role"], content or "", calls, name, extra)
     if not isinstance(content, list):
@@ -216,11 +226,11 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
     return Message(value["role"], parts, calls, name, extra)
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> object:
     """Return plain data without the keys whose value is None: in a table, an object has the keys of all its rows."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _empty(value: object) -> bool:
@@ -229,7 +239,7 @@ def _empty(value: object) -> bool:
 
 def _refuse_others(value: Mapping[str, Any], known: frozenset[str], where: str) -> None:
     """Raise RowError naming a field that has a value and that no template would get."""
-    left = next((key for key, one in value.items() if key not in known and not _empty(one)), None)
+    left = next((key for key, field in value.items() if key not in known and not _empty(field)), None)
     if left is not None:
         raise RowError(f"{where} has the field {left!r}, which no prompt shows; remove it")
 
@@ -254,8 +264,8 @@ def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOri
     for key in (written, kind, "path", "url", "bytes", "base64"):
         if not _is_null(value.get(key)):
             whole = key in ("bytes", "base64")
-            found = _medium(kind, value if whole else value[key], at if whole else (*at, key), origin)
-            return Part(media=found if view is None else Media(kind, found.source, view=view))
+            medium = _medium(kind, value if whole else value[key], at if whole else (*at, key), origin)
+            return Part(media=medium if view is None else Media(kind, medium.source, view=view))
     return Part(media=Media(kind, "", view=view))
 
 
@@ -312,11 +322,11 @@ def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
         held = value.get(SAMPLES) if value.get("bytes") is None else value["bytes"]
         if held is value.get("bytes") and not isinstance(held, bytes | bytearray | Embedded | str | None):
             raise RowError(f"the bytes of the {kind} at {_place(at)} are {_kind(held)}; write them as base64 text")
-    own = isinstance(held, bytes | bytearray | Embedded) or (isinstance(value, Mapping) and held is not None)
-    source = None if own else named(value, kind)
+    holds_data = isinstance(held, bytes | bytearray | Embedded) or (isinstance(value, Mapping) and held is not None)
+    source = None if holds_data else named(value, kind)
     if source is not None and half(source):
         raise RowError(f"the {kind} at {_place(at)} is named by text with half of a surrogate pair")
-    if source is None and not own:
+    if source is None and not holds_data:
         what = "neither path, url nor bytes" if isinstance(value, Mapping) else "no path, URL, bytes or media dict"
         raise RowError(f"the {kind} at {_place(at)} has {what}")
     if source is not None and not source.startswith("data:"):
@@ -377,8 +387,8 @@ def _content(
 def _pieces(part: Part, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Iterator[Part]:
     if part.media is not None:
         slot = part.media
-        found = slot if slot.source else _next(slot.kind, waiting, counts)
-        yield Part(media=replace(found, view=slot.view or found.view))
+        medium = slot if slot.source else _next(slot.kind, waiting, counts)
+        yield Part(media=replace(medium, view=slot.view or medium.view))
         return
     marks = re.split("|".join(f"(<{kind}>)" for kind in waiting), part.text) if waiting else [part.text]
     for text in marks:

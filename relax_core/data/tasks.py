@@ -310,7 +310,10 @@ class TaskSet(RowSet):
         `eval_set`: name of the evaluation set, which becomes a column of each task; empty for the tasks to train on.
         """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
-        self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
+        self._tools, self._tools_of = (
+            tuple(tools),
+            {name: tuple(its_tools) for name, its_tools in (tools_of or {}).items()},
+        )
         self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
         self._answered_once, self._eval_set = answered_once, eval_set
         self.filters, self.unmatched = tuple(filters), list(filters)
@@ -571,8 +574,8 @@ def unmatched_filters(run: RunConfig, sets: Sequence[TaskSet]) -> Iterator[Confi
     """Yield an error for each filter `only` of a reward or teacher that selects no task of any set."""
     matched = {only for tasks in sets for only in tasks.filters if only not in tasks.unmatched}
     missed = {only for tasks in sets for only in tasks.filters} - matched
-    given = [(f"rewards.{at}.only", reward.only) for at, reward in enumerate(run.rewards)]
-    given += [(f"teachers.{at}.only", teacher.only) for at, teacher in enumerate(run.teachers)]
+    given = [(f"rewards.{number}.only", reward.only) for number, reward in enumerate(run.rewards)]
+    given += [(f"teachers.{number}.only", teacher.only) for number, teacher in enumerate(run.teachers)]
     for key, only in given:
         if only in missed:
             fix = "no task has this value in this column: correct the filter, or remove this table"
@@ -614,10 +617,10 @@ def applies(only: str, task: Task, others: Sequence[str] = ()) -> bool:
         return not any(applies(other, task) for other in others if other not in ("", OTHERWISE))
     path, _, wanted = only.partition("=")
     first, *keys = path.strip().split(".")
-    found: Any = task.column(first)
+    value: Any = task.column(first)
     for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found is not None and str(found) == wanted.strip()
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value is not None and str(value) == wanted.strip()
 
 
 def teachers_of(task: Task, teachers: Sequence[TeacherTable]) -> list[int]:
@@ -627,11 +630,11 @@ def teachers_of(task: Task, teachers: Sequence[TeacherTable]) -> list[int]:
 
 def teaching_fault(teachers: Sequence[TeacherTable], task: Task) -> tuple[str, str, str] | None:
     """Return the fault of a task that does not have exactly one teacher."""
-    found = teachers_of(task, teachers)
-    if not found:
+    numbers = teachers_of(task, teachers)
+    if not numbers:
         fix = "widen the filter `only` of a teacher, or leave such tasks out of data.train"
         return "teachers", "no teacher teaches", fix
-    if len(found) == 1:
+    if len(numbers) == 1:
         return None
-    which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in found)
+    which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in numbers)
     return "teachers", f"{which} teach", "make their filters disjoint"

@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -58,7 +58,11 @@ class SourceAccess:
 
     @cached_property
     def _networks(self) -> list[IPv4Network | IPv6Network]:
-        return [network for host in self.allowed_hosts if (network := _network(host)) is not None]
+        networks = []
+        for host in self.allowed_hosts:
+            with suppress(ValueError):  # the name of a host
+                networks.append(ip_network(host, strict=False))
+        return networks
 
     @cached_property
     def _roots(self) -> list[str] | None:
@@ -213,14 +217,6 @@ class SourceAccess:
         return address.is_global and not (local or address.is_multicast or address.is_reserved)
 
 
-def _network(text: str) -> IPv4Network | IPv6Network | None:
-    """Parse a network or a single address; return None for text that is neither."""
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        return None
-
-
 def _address(text: str) -> Address | None:
     """Parse an IP address; return None if it is not one. An IPv6 form of an IPv4 address gives the IPv4 address."""
     try:
@@ -254,10 +250,8 @@ def _body(answer: HTTPResponse, max_bytes: int, expired: threading.Event) -> byt
 
 
 def _end(connected: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # already closed
         connected.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # already closed
 
 
 def shown_url(url: str) -> str:

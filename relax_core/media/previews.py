@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -58,16 +58,22 @@ class SampleMedia:
         shown = self._shown.setdefault(step, set())
         while len(self._shown) > REMEMBERED_STEPS:
             self._shown.popitem(last=False)
-        found: list[ShownMedium] = []
-        for task, kind, key in _media_of(samples):
-            if len(shown) >= self._limit:
-                break
-            data = None if key in shown else read_preview(self._run_dir, kind, key)
-            form = browser_type(data) if data else ""
-            if data and form.startswith(kind) and form.startswith(self._forms):
-                shown.add(key)
-                found.append(ShownMedium(kind, len(shown), task, form, data))
-        return found
+        media: list[ShownMedium] = []
+        for sample in samples:
+            messages = sample.get("messages") or sample.get("prompt")
+            contents = [message.get("content") for message in messages or () if isinstance(message, Mapping)]
+            for part in (part for content in contents if isinstance(content, list | tuple) for part in content):
+                if len(shown) >= self._limit:
+                    return media
+                if not isinstance(part, Mapping) or not isinstance(part.get("key"), str):
+                    continue
+                kind, key = str(part.get("type")), part["key"]
+                data = None if key in shown else read_preview(self._run_dir, kind, key)
+                form = browser_type(data) if data else ""
+                if data and form.startswith(kind) and form.startswith(self._forms):
+                    shown.add(key)
+                    media.append(ShownMedium(kind, len(shown), str(sample.get("task_id")), form, data))
+        return media
 
 
 def read_preview(run_dir: Path, kind: str, key: str) -> bytes | None:
@@ -80,13 +86,3 @@ def read_preview(run_dir: Path, kind: str, key: str) -> bytes | None:
         except FileNotFoundError:  # an old copy may be deleted at any time
             continue
     return None
-
-
-def _media_of(samples: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Yield (task id, kind, key) of each medium in the messages of samples."""
-    for sample in samples:
-        messages = sample.get("messages") or sample.get("prompt")
-        contents = [message.get("content") for message in messages or () if isinstance(message, Mapping)]
-        for part in (part for content in contents if isinstance(content, list | tuple) for part in content):
-            if isinstance(part, Mapping) and isinstance(part.get("key"), str):
-                yield str(sample.get("task_id")), str(part.get("type")), part["key"]

@@ -20,11 +20,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes
 
 from relax_core.api.errors import ConfigError, SourceUnavailable
 from relax_core.media.access import SourceAccess, path_of, shown_url
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEME = "cell:"
 ROWS_AT_ONCE = 8
@@ -183,7 +186,7 @@ class EmbeddedMedia:
         return f"{'.'.join(map(str, self.at))} in {place} of {self.file}"
 
 
-def cell_value(cell: EmbeddedMedia) -> Any:
+def cell_value(cell: EmbeddedMedia) -> object:
     """Return the value of a cell as Python data. Raises ValueError if it can't be read."""
     try:
         if not _is_table(cell.file):
@@ -269,7 +272,7 @@ def _is_table(file: str) -> bool:
     return Path(file).suffix in (".parquet", ".arrow")
 
 
-def _inside(value: Any, at: tuple[str | int, ...]) -> Any:
+def _inside(value: Any, at: tuple[str | int, ...]) -> object:
     for step in at:
         try:
             value = value[step]
@@ -278,7 +281,7 @@ def _inside(value: Any, at: tuple[str | int, ...]) -> Any:
     return value
 
 
-def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
+def _table_cell(cell: EmbeddedMedia, column: str) -> object:
     first = 0
     if cell.file.endswith(".arrow"):
         for batch in arrow_batches(cell.file):
@@ -305,7 +308,7 @@ def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
     raise ValueError(f"{cell.file} was changed: it has no row {cell.row + 1}")
 
 
-def arrow_batches(file: str) -> list[Any]:
+def arrow_batches(file: str) -> list[pa.RecordBatch]:
     """Return the record batches of an `.arrow` file (stream or file format), memory-mapped, not read."""
     import pyarrow as pa
 

@@ -16,7 +16,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -193,7 +192,7 @@ def key_texts(values: np.ndarray) -> list[str]:
     return [value.tobytes().hex() for value in values]
 
 
-def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
+def tensors_of(media: Sequence[ProcessedMedia]) -> dict[str, np.ndarray]:
     """Concatenate the tensors of several media by name along the first axis, the packed form that models take.
 
     If the last axes differ (sounds of unequal length), shorter tensors and their masks are padded with 0.

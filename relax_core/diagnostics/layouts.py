@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.plan import Estimate, Layout, Plan, WorkerGroup
+from relax_core.api.plan import Estimate, Layout, Plan
 from relax_core.api.trainer import Trainer
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, RunContext
@@ -209,13 +209,18 @@ def compare(
         layouts = tuple(trainer.layouts(spec, largest_step(config, placed, prompt_tokens)))
         checked(layouts, tuple[Layout, ...], returned_by(trainer.layouts))
     if not layouts:
-        able = [name for name in catalogue.names("trainer") if _names_layouts(catalogue, name)]
+        trainers = {name: cast(type[Trainer], catalogue.target("trainer", name)) for name in catalogue.names("trainer")}
+        able = [name for name, kind in trainers.items() if kind.layouts is not Trainer.layouts]
         fix = f"it names no layouts to compare; choose {' or '.join(able) or 'another trainer'}"
         raise ConfigError("trainer.name", choice.name, fix)
 
     def estimated(layout: Layout) -> ComparedLayout:
+        options = {**choice.chosen.options, **layout.options}
+        changed = choice.model_copy(update={"chosen": replace(choice.chosen, options=options)})
+        batch = config.batch.model_copy(update={"tokens_per_micro_batch": layout.tokens_per_micro_batch})
         try:
-            needs = process_needs(_changed(config, layout), catalogue, placed, prompt_tokens, groups)
+            run = config.model_copy(update={"trainer": changed, "batch": batch})
+            needs = process_needs(run, catalogue, placed, prompt_tokens, groups)
         except ConfigError as error:
             name = error.field.removeprefix("trainer.")
             value = f" {layout.options[name]}" if name in layout.options else ""
@@ -233,29 +238,15 @@ def compare(
     return LayoutComparison(stage, ranks, configured, tuple(ordered), tuple(notes))
 
 
-def _names_layouts(catalogue: Catalogue, name: str) -> bool:
-    return cast(type[Trainer], catalogue.target("trainer", name)).layouts is not Trainer.layouts
-
-
-def _changed(config: RunConfig, layout: Layout) -> RunConfig:
-    chosen = config.trainer.chosen
-    chosen = replace(chosen, options={**chosen.options, **layout.options})
-    batch = config.batch.model_copy(update={"tokens_per_micro_batch": layout.tokens_per_micro_batch})
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"chosen": chosen}), "batch": batch})
-
-
 def _weighed(
     layout: Layout, needs: Sequence[ProcessNeed], engines: Iterable[ProcessNeed], machine: Machine, passes: int
 ) -> ComparedLayout:
     seconds = sum(
         max(machine.seconds(one, passes) for one in (need.first, need.others) if one is not None) for need in needs
     )
-    devices = dict.fromkeys(_devices(need.group for need in needs), machine.device_bytes)
+    gpus = {name for need in needs for name in need.group.devices if name.startswith("gpu:")}
+    devices = dict.fromkeys(gpus, machine.device_bytes)
     budgets = memory_budgets([*engines, *needs], machine.host_bytes, devices)
     fullest: MemoryBudget = max(budgets, key=lambda one: one.needed / one.available if one.available else 0.0)
     refused = {} if fullest.fits else {"field": "memory", "reason": f"the largest part is {fullest.largest}"}
     return ComparedLayout(layout, seconds, fullest.needed, fullest.available, **refused)
-
-
-def _devices(groups: Iterable[WorkerGroup]) -> set[str]:
-    return {name for group in groups for name in group.devices if name.startswith("gpu:")}

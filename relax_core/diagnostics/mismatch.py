@@ -153,7 +153,10 @@ class Differences:
         """Compare the rows with a trainer's `log_probs` [tokens] of the same rows in the same order."""
         lengths, mask = rows.columns["tokens"].lengths, rows.columns["loss_mask"].values.astype(bool)
         apart = log_probs.values[mask].astype(np.float64) - rows.columns["rollout_log_probs"].values[mask]
-        return cls.between(apart, _places(mask, lengths)[mask])
+        before = np.cumsum(mask) - mask  # sampled tokens before each token, over all rows
+        starts = np.cumsum(lengths) - lengths
+        places = before - np.repeat(before[np.minimum(starts, len(before) - 1)], lengths)
+        return cls.between(apart, places[mask])
 
     @classmethod
     def between(cls, apart: np.ndarray, places: np.ndarray) -> Self:
@@ -170,13 +173,6 @@ class Differences:
         """Return the differences as plain data for JSON."""
         positions = [{"before": end, "mean": mean} for end, mean in self.positions]
         return {**asdict(self), "positions": positions}
-
-
-def _places(mask: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return, for each token, the number of sampled tokens before it in its row."""
-    before = np.cumsum(mask) - mask
-    starts = np.cumsum(lengths) - lengths
-    return np.asarray(before - np.repeat(before[np.minimum(starts, len(before) - 1)], lengths))
 
 
 def _means_by_position(size: np.ndarray, places: np.ndarray) -> list[tuple[int, float]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,14 @@ KEPT = 1_000_000
 """Value of `checkpoint.keep` with which the copy deletes no checkpoint."""
 
 
+class ComparedMetric(NamedTuple):
+    """A metric of the record and of the replay; None: absent."""
+
+    key: str
+    recorded: float | None
+    replayed: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A repeated step beside its record."""
@@ -59,8 +67,7 @@ class Replay:
     """True if the run was deterministic, so that an unchanged replay must be identical."""
     changes: tuple[str, ...]
     """Overrides of the run's configuration, which apply from `start` on."""
-    metrics: tuple[tuple[str, float | None, float | None], ...]
-    """(key, recorded, replayed) of each compared metric; None: absent."""
+    metrics: tuple[ComparedMetric, ...]
     num_samples: int
     """Samples of the record."""
     changed_samples: tuple[str, ...]
@@ -71,8 +78,8 @@ class Replay:
     """Run directory of the copy; None if it was deleted."""
 
     @property
-    def changed_metrics(self) -> tuple[tuple[str, float | None, float | None], ...]:
-        return tuple(one for one in self.metrics if one[1] != one[2])
+    def changed_metrics(self) -> tuple[ComparedMetric, ...]:
+        return tuple(metric for metric in self.metrics if metric.recorded != metric.replayed)
 
     @property
     def identical(self) -> bool:
@@ -99,16 +106,20 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
     with tempfile.TemporaryDirectory(prefix="relax-replay-") as scratch:
         folder = (out or Path(scratch) / source.name).absolute()
         start, deterministic = _copy(source.path, step, overrides, folder)
-        _train(folder, step)
+        # Run the copy until `step` is recorded. The length of the run stays, because schedules depend on it.
+        prepared = prepare_resume(folder, (), unfinished=True)
+        prepared.catalogue.observe("replay", partial(_stop_after, step, prepared.directory))
+        run(prepared)
         copy = RunDirectory.open(folder)
         again = _steps(copy)
         if step not in again:
             raise RelaxError(f"the replay ended before step {step}; keep its files with --out to see why")
         changed, count = _compare_samples(source, copy, step)
+        keys = sorted(key for key in {*recorded[step], *again[step]} if key.startswith(COMPARED))
         return Replay(
             source.name, step, start, deterministic, tuple(overrides),
-            _compare_metrics(recorded[step], again[step]), count, changed, _equal_weights(source.path, folder, step),
-            None if out is None else folder,
+            tuple(ComparedMetric(key, recorded[step].get(key), again[step].get(key)) for key in keys), count, changed,
+            _equal_weights(source.path, folder, step), None if out is None else folder,
         )  # fmt: skip
 
 
@@ -142,39 +153,25 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tu
     return step_of(before[-1]) if before else 0, config.deterministic
 
 
-def _train(folder: Path, step: int) -> None:
-    """Run the copy until `step` is recorded. The length of the run stays, because schedules depend on it."""
-    prepared = prepare_resume(folder, (), unfinished=True)
-    prepared.catalogue.observe("replay", partial(_stop_after, step, prepared.directory))
-    run(prepared)
-
-
 def _stop_after(step: int, directory: RunDirectory, event: Event) -> None:
     if isinstance(event, StepFinished) and event.step == step:
         directory.request("stop")
 
 
-def _steps(directory: RunDirectory) -> dict[int, dict[str, Any]]:
+def _steps(directory: RunDirectory) -> dict[int, dict[str, float]]:
     """Return the metrics of each trained step; a step may have several lines, of which later ones win."""
-    steps: dict[int, dict[str, Any]] = {}
+    steps: dict[int, dict[str, float]] = {}
     for record in directory.metrics():
         if isinstance(record.get("step"), int):
             steps.setdefault(record["step"], {}).update(record)
     return {step: record for step, record in steps.items() if "tokens/trained" in record}
 
 
-def _compare_metrics(
-    recorded: Mapping[str, Any], again: Mapping[str, Any]
-) -> tuple[tuple[str, float | None, float | None], ...]:
-    keys = sorted(key for key in {*recorded, *again} if key.startswith(COMPARED))
-    return tuple((key, recorded.get(key), again.get(key)) for key in keys)
-
-
 def _compare_samples(source: RunDirectory, copy: RunDirectory, step: int) -> tuple[tuple[str, ...], int]:
     """Return the samples of a step that differ, and the number of recorded samples."""
     first, second = (
-        {f"{one['group_id']}/{one['sample_index']}": [one.get(key) for key in SAMPLE_KEYS]
-         for one in directory.samples(step) if "group_id" in one}
+        {f"{sample['group_id']}/{sample['sample_index']}": [sample.get(key) for key in SAMPLE_KEYS]
+         for sample in directory.samples(step) if "group_id" in sample}
         for directory in (source, copy)
     )  # fmt: skip
     return tuple(sorted(key for key in {*first, *second} if first.get(key) != second.get(key))), len(first)
@@ -182,22 +179,19 @@ def _compare_samples(source: RunDirectory, copy: RunDirectory, step: int) -> tup
 
 def _equal_weights(source: Path, folder: Path, step: int) -> bool | None:
     """Compare the tensors in both checkpoints of a step; None if the run has none, or one without safetensors."""
-    first, second = (_tensor_files(root / "checkpoints" / f"step-{step:06d}") for root in (source, folder))
+    checkpoints = (root / "checkpoints" / f"step-{step:06d}" for root in (source, folder))
+    first, second = ({path.relative_to(top): path for path in top.rglob("*.safetensors")} for top in checkpoints)
     if not first:
         return None
     return first.keys() == second.keys() and all(_equal_tensors(first[name], second[name]) for name in first)
 
 
-def _tensor_files(checkpoint: Path) -> dict[str, Path]:
-    return {str(path.relative_to(checkpoint)): path for path in checkpoint.rglob("*.safetensors")}
-
-
 def _equal_tensors(first: Path, second: Path) -> bool:
     """Compare the bytes of tensors by name: the order of names in a file's header may differ."""
-    one, other = read(first), read(second)
-    return one.dtypes == other.dtypes and all(
-        mine.shape == other.tensors[name].shape and np.array_equal(_bytes(mine), _bytes(other.tensors[name]))
-        for name, mine in one.tensors.items()
+    left, right = read(first), read(second)
+    return left.dtypes == right.dtypes and all(
+        tensor.shape == right.tensors[name].shape and np.array_equal(_bytes(tensor), _bytes(right.tensors[name]))
+        for name, tensor in left.tensors.items()
     )
 
 

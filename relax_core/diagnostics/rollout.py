@@ -81,7 +81,10 @@ def rollout(
             with disk_errors(out):
                 (out / TABLE).unlink(missing_ok=True)
             began = datetime.fromtimestamp((out / CONFIG).stat().st_mtime)  # a continued folder shows one date
-            _sample(config, planned.catalogue, missing, file, began)
+            with tempfile.TemporaryDirectory(prefix="relax-rollout-") as scratch:
+                catalogue = planned.catalogue
+                launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), began=began)
+                run_to_end(_sample_groups(launch, catalogue, config, missing, file))
         if file_format == "parquet":
             write_parquet(out / SAMPLES, out / TABLE)
     finally:
@@ -106,14 +109,6 @@ def _open_folder(out: Path, config: str) -> None:
         got = f"{out}, whose samples have another configuration"
         now = f": now {differing[0]}" if differing else ""
         raise ConfigError("--out", f"{got}{now}", "name a new folder, or give the same files and overrides")
-
-
-def _sample(
-    config: RunConfig, catalogue: Catalogue, groups: Sequence[int], file: SampleFile, began: datetime
-) -> None:  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="relax-rollout-") as scratch:
-        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), began=began)
-        run_to_end(_sample_groups(launch, catalogue, config, groups, file))
 
 
 async def _sample_groups(

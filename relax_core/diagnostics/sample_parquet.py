@@ -10,10 +10,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from relax_core.api.errors import ConfigError
 from relax_core.observe.files import disk_errors, sync_to_disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FIELD = "--format"
 BLOCK_ROWS, BLOCK_BYTES = 4096, 16 << 20
@@ -48,7 +51,9 @@ def write_parquet(samples: Path, out: Path) -> None:
     from pyarrow import parquet
 
     with disk_errors(samples), samples.open("rb") as file:
-        in_parts = any(_has_parts(json.loads(line)) for line in file)
+        records = map(json.loads, file)
+        conversations = (row[name] for row in records for name in CONVERSATIONS if isinstance(row.get(name), list))
+        in_parts = any(isinstance(message["content"], list) for messages in conversations for message in messages)
     schema = _schema(samples, in_parts)
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     with disk_errors(out):
@@ -66,7 +71,7 @@ def write_parquet(samples: Path, out: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _schema(samples: Path, in_parts: bool) -> Any:
+def _schema(samples: Path, in_parts: bool) -> pa.Schema:
     """Return the schema of all samples."""
     import pyarrow as pa
 
@@ -82,7 +87,7 @@ def _schema(samples: Path, in_parts: bool) -> Any:
     return schema
 
 
-def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
+def _table(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
     """Return rows as a table of the schema. Raises ConfigError if a value would change."""
     import pyarrow as pa
 
@@ -103,8 +108,8 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _blocks(samples: Path, in_parts: bool) -> Iterator[list[dict[str, Any]]]:
-    rows: list[dict[str, Any]] = []
+def _blocks(samples: Path, in_parts: bool) -> Iterator[list[dict[str, object]]]:
+    rows: list[dict[str, object]] = []
     size = 0
     with disk_errors(samples), samples.open("rb") as file:
         for line in file:
@@ -120,12 +125,7 @@ def _blocks(samples: Path, in_parts: bool) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _has_parts(row: Mapping[str, Any]) -> bool:
-    messages = [message for name in CONVERSATIONS if isinstance(row.get(name), list) for message in row[name]]
-    return any(isinstance(message["content"], list) for message in messages)
-
-
-def _uniform(conversation: Any, in_parts: bool) -> Any:
+def _uniform(conversation: object, in_parts: bool) -> object:
     """Return messages with contents and arguments of one kind; return a prompt of plain text unchanged."""
     if not isinstance(conversation, list):
         return conversation
@@ -142,13 +142,13 @@ def _uniform(conversation: Any, in_parts: bool) -> Any:
     return messages
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _kinds(value: Any) -> Any:
+def _kinds(value: object) -> object:
     """Return the types of all values within plain data; 1 and 1.0 are equal, but rewards may read them differently."""
     if isinstance(value, dict):
         return {key: _kinds(inner) for key, inner in value.items()}

@@ -103,7 +103,9 @@ def compare(first: str, second: str | None = None, set_name: str = "", seed: int
             before = {name: one for name, one in before.items() if one["step"] != after.get(name, one)["step"]}
         found = compare_records(before, after, set_name, seed)
     if not found:
-        kept = " and ".join(_steps(one) for one in ((records,) if second is None else (records, others)))
+        every = (records,) if second is None else (records, others)
+        steps = [", ".join(map(str, sorted({int(record["step"]) for record in run}))) or "none" for run in every]
+        kept = " and ".join(steps)
         got = f"{first} and {second or 'its first evaluation'}, which judged no task of the same set"
         fix = "name two evaluations of the same tasks; the runs keep rewards by task of the steps"
         raise ConfigError("run", f"{got} {set_name}".rstrip(), f"{fix} {kept}")
@@ -146,7 +148,3 @@ def _split(name: str) -> tuple[Path, list[dict[str, Any]], int | None]:
 def _by_set(records: Iterable[dict[str, Any]], step: int | None) -> dict[str, dict[str, Any]]:
     """Return the last of the records of a step, or of all steps for None, by set."""
     return {str(record["set"]): record for record in records if step in (None, record["step"])}
-
-
-def _steps(records: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(map(str, sorted({int(record["step"]) for record in records}))) or "none"

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -145,7 +145,7 @@ class LiveDisplay:
             numbers = self._numbers()
             if rewards and "reward/mean" in self._metrics:  # drop the reward, the first number: its curve shows it
                 numbers = numbers[1:]
-            rows = [self._progress(), Text(printable("   ".join(numbers)))]
+            rows: list[Table | Text] = [self._progress(), Text(printable("   ".join(numbers)))]
         if rewards:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
@@ -155,7 +155,7 @@ class LiveDisplay:
             rows.append(Text(printable(note), style="yellow", overflow="ellipsis", no_wrap=True))
         return Group(*rows)
 
-    def _progress(self) -> Any:
+    def _progress(self) -> Table:
         line = Table.grid(padding=(0, 1))
         of = f"/{self._steps}" if self._steps else ""
         done, left = self._step - self._first, 0.0

@@ -55,7 +55,9 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
     source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     state, summary = health(run, wall), run.summary()
-    spent = _time_spent(metrics)
+    spent, reward = _time_spent(metrics), metrics.points("reward/mean")
+    curves: dict[str, charts.Points] = {"reward": reward, "smoothed": charts.smoothed(reward)} if reward else {}
+    lags = {int(key[len(_LAG) :]): sum(metrics.column(key)) for key in metrics.names() if key.startswith(_LAG)}
     page = template.render(
         name=run.name,
         state=state.state,
@@ -64,18 +66,20 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         odd=[*filter(None, [mismatch_warning(run), slow_rank_warning(run)]), *first_step_faults(run)],
         first_steps=[(step, check) for step, checks in run.first_steps().items() for check in checks],
         cards=list(_cards(summary, metrics)),
-        reward_curve=_reward_curve(metrics),
+        reward_curve=Markup(charts.lines(curves, _evals(metrics), "reward per step").svg()),
         eval_sets=list(_evals(metrics)),
         evals=list(_eval_rows(summary, metrics)),
         account=list(_account(summary, metrics)),
         balance=_balance(summary, metrics),
-        lag_bars=Markup(charts.bars(_lags(metrics), "lag of trained samples").svg()),
+        lag_bars=Markup(charts.bars({str(lag): lags[lag] for lag in sorted(lags)}, "lag of trained samples").svg()),
         lengths=list(_lengths(summary)),
         time_bars=Markup(charts.stacked_bars(spent, "busy, waiting and idle time by role").svg()),
         waits=list(_waits(metrics, spent)),
         publishing=list(_publishing(metrics)),
         charts=list(_charts(metrics)),
-        faults=list(_faults(run)),
+        faults=[
+            (record["time"][11:19], *fault) for record in run.events() if (fault := describe(recorded_event(record)))
+        ],
         chapters=list(_chapters(run)),
         element=lambda medium: _element(run, medium),
         media_css=Markup(MEDIA_CSS),
@@ -138,12 +142,6 @@ def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[s
         yield name, *ends, f"{counts[-1]:.0f}" if counts else "", f"{heats[-1]:g}" if heats else ""
 
 
-def _reward_curve(metrics: Metrics) -> Markup:
-    reward = metrics.points("reward/mean")
-    curves: dict[str, charts.Points] = {"reward": reward, "smoothed": charts.smoothed(reward)} if reward else {}
-    return Markup(charts.lines(curves, _evals(metrics), "reward per step").svg())
-
-
 def _account(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
     last = _last(metrics)
     for label, key, column in (
@@ -173,14 +171,8 @@ def _balance(summary: Mapping[str, Any], metrics: Metrics) -> str:
 
 def _dropped(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, float]:
     prefix = "samples/dropped/"
-    found = {key.removeprefix(prefix): value for key, value in last.items() if key.startswith(prefix)}
-    return dict(summary.get("samples_dropped") or found)
-
-
-def _lags(metrics: Metrics) -> dict[str, float]:
-    """Return the number of trained samples by lag."""
-    keys = sorted((key for key in metrics.names() if key.startswith(_LAG)), key=lambda key: int(key[len(_LAG) :]))
-    return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
+    by_reason = {key.removeprefix(prefix): value for key, value in last.items() if key.startswith(prefix)}
+    return dict(summary.get("samples_dropped") or by_reason)
 
 
 def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
@@ -215,7 +207,7 @@ def _waits(metrics: Metrics, spent: Mapping[str, Mapping[str, float]]) -> Iterat
         prefix, total = f"time/{role}/wait/", sum(parts.values())
         keys = [key for key in metrics.names() if key.startswith(prefix)]
         waits = {key.removeprefix(prefix).removesuffix("_s"): sum(metrics.column(key)) for key in keys}
-        longest = sorted(((who, value) for who, value in waits.items() if value), key=lambda one: -one[1])
+        longest = sorted(((who, value) for who, value in waits.items() if value), key=lambda wait: -wait[1])
         if longest:
             yield f"{role} waited for", ", ".join(f"{who} {seconds(s)} ({s / total:.0%})" for who, s in longest)
 
@@ -224,23 +216,21 @@ def _publishing(metrics: Metrics) -> Iterator[tuple[str, str]]:
     """Yield the mean time of each part of a weight publish, in order of execution."""
     prefix, order = "time/publish/", ("gather", "hash", "write", "wire", "load", "proof")
     keys = [key for key in metrics.names() if key.startswith(prefix)]
-    found = {key.removeprefix(prefix).removesuffix("_s"): metrics.column(key) for key in keys}
-    for part in sorted(found, key=lambda part: (order.index(part) if part in order else len(order), part)):
-        yield part, f"{sum(found[part]) / len(found[part]) * 1e3:,.1f} ms"
+    times = {key.removeprefix(prefix).removesuffix("_s"): metrics.column(key) for key in keys}
+    for part in sorted(times, key=lambda part: (order.index(part) if part in order else len(order), part)):
+        yield part, f"{sum(times[part]) / len(times[part]) * 1e3:,.1f} ms"
 
 
 def _charts(metrics: Metrics) -> Iterator[tuple[str, str, Markup]]:
     for key in _CHARTS:
         points = metrics.points(key)
         if len(points) > 1:
-            known = metric(key)
-            yield key, known.help if known else "", Markup(charts.lines({key: points}, {}, key, (360, 170)).svg())
-
-
-def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
-    for record in run.events():
-        if described := describe(recorded_event(record)):
-            yield record["time"][11:19], *described
+            registered = metric(key)
+            yield (
+                key,
+                registered.help if registered else "",
+                Markup(charts.lines({key: points}, {}, key, (360, 170)).svg()),
+            )
 
 
 def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:

@@ -80,8 +80,11 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     facts = role.get("facts") or {}
     groups = facts.get("under_way") or ()
     engines = facts.get("engines") or {}
-    if not groups:
-        yield from _loading(name, role, engines)
+    if not groups:  # the rollout may not start groups before its engines have loaded the published weights
+        late = next((engine for engine in engines if engines[engine].get("loading")), "")
+        if late and role.get("waits"):
+            yield Link(name, "has no group under way because its engines have older weights")
+            yield Link(late, engine_says(engines[late]))
         return
     group = groups[0]
     held = group["at"] == "engines" and engines and all(engine.get("paused") for engine in engines.values())
@@ -114,14 +117,6 @@ def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]
         yield Link(f"engine pool {name}", f"has {pool['open']} open requests", pool["for_s"] + age)
         if engine := _slowest(engines):
             yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
-
-
-def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Link]:
-    """Yield links of a rollout that may not start groups before its engines have loaded the published weights."""
-    late = next((engine for engine in engines if engines[engine].get("loading")), "")
-    if late and role.get("waits"):
-        yield Link(name, "has no group under way because its engines have older weights")
-        yield Link(late, engine_says(engines[late]))
 
 
 def group_says(group: Mapping[str, Any]) -> str:
@@ -210,7 +205,14 @@ def why(
     now = float(status.get("now", 0.0))
     if not health.ended and health.state not in ("lost", "silent"):  # both keep the time of the last status
         now += max(wall - float(status.get("written_at", wall)), 0.0)
-    waits = tuple(_waits(roles, now))
+    open_waits = [(role, wait) for role in roles for wait in role.get("waits", ())]
+    waits = tuple(
+        Waiting(
+            role["role"], wait["reason"], wait["blocked_by"], now - wait["since"], wait["deadline"] - now,
+            wait.get("polls", False),
+        )
+        for role, wait in sorted(open_waits, key=lambda pair: float(pair[1]["since"]))
+    )  # fmt: skip
     faults = tuple(_faults(events))
     if health.ended:
         after = f": {health.detail}" if health.detail else ""
@@ -257,23 +259,24 @@ def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting
     return f"{health.state}, {at}; {len(waits) or 'no'} wait{'s' if len(waits) != 1 else ''}"
 
 
-def _waits(roles: Any, now: float) -> Iterator[Waiting]:
-    found = [(role, wait) for role in roles for wait in role.get("waits", ())]
-    for role, wait in sorted(found, key=lambda one: float(one[1]["since"])):
-        for_s, left_s, polls = now - wait["since"], wait["deadline"] - now, wait.get("polls", False)
-        yield Waiting(role["role"], wait["reason"], wait["blocked_by"], for_s, left_s, polls)
-
-
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
     """Yield lines on a rollout's oldest groups, its limits, its engines, and the engines of auxiliary pools."""
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
     yield from failures_say(role)
-    if scheduling := facts.get("scheduling"):
-        yield from _scheduling_says(scheduling)
+    scheduling = facts.get("scheduling") or {}
+    if scheduling.get("in_play") or scheduling.get("prelaunched"):
+        line = f"{scheduling['in_play']} samples in play, {scheduling['at_engines']} of them at the engines"
+        if scheduling["prelaunched"]:
+            line += f"; environments of {scheduling['prelaunched']} more have started (placement.rollout.prelaunch)"
+        if scheduling["held_by"]:
+            line += (
+                f"; no new group starts: {HELD_BY.get(scheduling['held_by'], 'limited by ' + scheduling['held_by'])}"
+            )
+        yield line
     pools = (facts.get("pools") or {}).values()
-    for name, engine in [one for part in (facts, *pools) for one in (part.get("engines") or {}).items()]:
+    for name, engine in [item for part in (facts, *pools) for item in (part.get("engines") or {}).items()]:
         silent = engine.get("silent_s", 0.0)
         yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
 
@@ -284,18 +287,6 @@ def failures_say(role: Mapping[str, Any]) -> Iterator[str]:
     for kind in failures.get("kinds", ()):
         newest = f"; newest: {kind['error']}" if kind["error"] else ""
         yield f"{kind['count']} of the last {failures['of']} samples failed: {kind['outcome']} of {kind['component']}{newest}"
-
-
-def _scheduling_says(scheduling: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line on the samples in play, and on the limit that keeps new groups from starting."""
-    if not (scheduling["in_play"] or scheduling["prelaunched"]):
-        return
-    line = f"{scheduling['in_play']} samples in play, {scheduling['at_engines']} of them at the engines"
-    if scheduling["prelaunched"]:
-        line += f"; environments of {scheduling['prelaunched']} more have started (placement.rollout.prelaunch)"
-    if scheduling["held_by"]:
-        line += f"; no new group starts: {HELD_BY.get(scheduling['held_by'], 'limited by ' + scheduling['held_by'])}"
-    yield line
 
 
 def _faults(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -350,26 +341,23 @@ def first_step_faults(run: RunView) -> list[str]:
 
 def mismatch_warning(run: RunView) -> str:
     """Return a warning if engine and trainer differ by more than their number formats explain; else empty."""
-    found = log_prob_difference(run.metrics())
-    if found is None:
+    difference, limit = log_prob_difference(run.metrics()), far_apart(run.config)
+    if difference is None or difference <= limit:
         return ""
     model, rollout = run.config.get("model", {}), run.config.get("rollout", {})
-    own = str(model.get("dtype") or "float32")
-    engine = str(rollout.get("dtype") or own)
-    limit = far_apart(run.config)
-    if found <= limit:
-        return ""
+    trainer = str(model.get("dtype") or "float32")
+    engine = str(rollout.get("dtype") or trainer)
     cause = "check that both have the same weights, tokens and temperature"
     if float(rollout.get("top_p") or 1.0) < 1.0 or rollout.get("top_k"):
         cause = "rollout.top_p or rollout.top_k truncates the engine's distribution, but not the trainer's"
     return (
-        f"engine and trainer differ by {found:.2g} (mean |log-prob difference| without lag): more than the {limit:g} "
-        f"that the formats {engine} and {own} explain; {cause}"
+        f"engine and trainer differ by {difference:.2g} (mean |log-prob difference| without lag): more than the {limit:g} "
+        f"that the formats {engine} and {trainer} explain; {cause}"
     )
 
 
 FEWEST_STEPS = 3
-"""Fewest steps from which a slow rank is concluded: the rank with the most tokens changes from step to step."""
+"""Steps needed before a rank is reported as slow; fewer would blame whichever rank had the most tokens."""
 SLOW_RANK = 1.2
 """Multiple of the median rank's time from which a rank counts as slow."""
 

@@ -81,7 +81,14 @@ class EventLog:
         }
         clean: dict[str, Any] = self._redactor.value(record)
         with self._one_at_a_time:
-            self._append(encode(clean))
+            try:
+                if self._file is None:
+                    self._file = AppendOnlyFile(self._path, whole_lines)
+                self._file.append((encode(clean) + "\n").encode("utf-8", errors="backslashreplace"))
+            except InfrastructureError as error:
+                if not self._broken:
+                    _say(f"relax: {EVENTS} is not written: {error}")
+                self._broken = True
         if self._stderr and clean["level"] in PRINTED and not ends_run:
             _say(human_line(clean))
         return clean
@@ -94,16 +101,6 @@ class EventLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _append(self, line: str) -> None:
-        try:
-            if self._file is None:
-                self._file = AppendOnlyFile(self._path, whole_lines)
-            self._file.append((line + "\n").encode("utf-8", errors="backslashreplace"))
-        except InfrastructureError as error:
-            if not self._broken:
-                _say(f"relax: {EVENTS} is not written: {error}")
-            self._broken = True
 
 
 def event_name(kind: type) -> str:

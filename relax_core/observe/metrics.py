@@ -388,6 +388,9 @@ class Totals:
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.json` that come from totals."""
         eval_first, eval_last = next(iter(self.evals.values()), (None, None))
+        dropped = [key for key in self.latest if key.startswith(_DROPPED)]
+        by_reason = {key.removeprefix(_DROPPED): self._count(key) for key in dropped}
+        unnamed = self._count("samples/dropped") - sum(by_reason.values())
         return {
             "steps": self.steps,
             "reward_first": mean(self.rewards_first),
@@ -397,7 +400,7 @@ class Totals:
             "evals": {name: {"first": first, "last": last} for name, (first, last) in self.evals.items()},
             "samples_issued": self._count("samples/issued"),
             "samples_trained": self._count("samples/trained"),
-            "samples_dropped": self._dropped(),
+            "samples_dropped": by_reason | ({"unnamed": unnamed} if unnamed > 0 else {}),
             "samples_in_flight": self._count("samples/in_flight"),
             "max_lag": int(self.max_lag),
             "lag_histogram": {str(lag): count for lag, count in sorted(self.lags.items())},
@@ -418,14 +421,6 @@ class Totals:
 
     def _count(self, key: str) -> int:
         return int(self.latest.get(key, 0))
-
-    def _dropped(self) -> dict[str, int]:
-        by_reason = {
-            key.removeprefix(_DROPPED): int(self.latest[key]) for key in self.latest if key.startswith(_DROPPED)
-        }
-        total = self._count("samples/dropped")
-        unnamed = total - sum(by_reason.values())
-        return by_reason | ({"unnamed": unnamed} if unnamed > 0 else {})
 
 
 def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:

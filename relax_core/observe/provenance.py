@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -24,7 +23,7 @@ _GIT_S = 5.0
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
+def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, object]:
     """Return the content of `provenance.json`; `directory` holds the user's files."""
     return {
         "began": datetime.now().isoformat(timespec="seconds"),
@@ -36,7 +35,7 @@ def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]
     }
 
 
-def git_state(directory: Path) -> dict[str, Any] | None:
+def git_state(directory: Path) -> dict[str, object] | None:
     """Return the commit and a flag for changed tracked files; None outside a repository or without git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
@@ -52,12 +51,15 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> dict[str, object]:
     """Describe the machine's hardware and system, without its name or address."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
@@ -72,15 +74,6 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _gpus() -> list[str]:

@@ -37,6 +37,8 @@ from relax_core.registry.loader import HOOKS
 ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupted")
 SHOWN_SAMPLES = 4
 """Number of transcripts of each delivery of samples that are passed to sinks."""
+CURVES = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
+"""Metrics that trace viewers draw as curves, by chart."""
 STATUS_EVERY_S = 5.0
 """Longest age in seconds of `status.json`, which is written earlier if a role's state changes, and shortest time between
 two `RolesReported`."""
@@ -279,16 +281,6 @@ class Recorder:
             failures[worker.name] += worker.failures
         return {name: count for name, count in failures.items() if count}
 
-    def _count_last_failures(self) -> None:
-        """Write the summary again if sinks or observers failed after it was written."""
-        failures = self._callback_failures()
-        if self._summary is None or failures == self._summary["callback_failures"]:
-            return
-        try:
-            self.run_dir.write("summary", self._summary | {"callback_failures": failures})
-        except InfrastructureError as error:
-            self._log.note("warning", f"failures of sinks and observers are not in the summary: {error}")
-
     # -- handling of each kind of event
 
     def _record(self, event: Event) -> Event:
@@ -394,7 +386,8 @@ class Recorder:
         self._metrics(event.step, metrics)
         self._facts["step"] = event.step
         self._generated[event.step] = metrics.get("tokens/generated", 0.0)
-        self._trace.step(event.step, window.start, at, _counters(metrics))
+        curves = {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in CURVES.items()}
+        self._trace.step(event.step, window.start, at, curves)
         return events.StepFinished(event.step, metrics, at)
 
     def _account(self, finish: bool = False) -> None:
@@ -495,9 +488,3 @@ def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict
         since = trained - earlier if trained >= earlier else trained  # each stage counts from 0
         rates["samples/per_s"] = since / window.seconds
     return rates
-
-
-def _counters(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the metrics that trace viewers draw as curves, by chart."""
-    shown = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
-    return {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in shown.items()}

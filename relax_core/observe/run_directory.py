@@ -96,8 +96,14 @@ class RunDirectory:
             _reserve(chosen)
             for folder in (chosen.parent, chosen.parent.parent):  # the parents may be new too
                 sync_to_disk(folder)
-        if path is None or root.is_dir():
-            _point_latest(root, chosen)
+        latest, draft = root / "latest", root / f".latest.{os.getpid()}"
+        is_users = latest.exists() and not latest.is_symlink()
+        if (path is None or root.is_dir()) and not is_users:
+            try:
+                draft.symlink_to(os.path.relpath(chosen, root.resolve()))
+                draft.replace(latest)
+            except OSError:  # links are not supported
+                draft.unlink(missing_ok=True)
         return cls(chosen, redactor, WriterLock(chosen / ".lock"))
 
     @classmethod
@@ -415,15 +421,3 @@ def _fresh(root: Path, base_name: str, now: datetime, random: Random) -> Path:
                 path.mkdir()
                 return path.resolve()
     raise InfrastructureError(f"{root}: no free name for {stem} after {TRIES} tries; choose one with --run-dir")
-
-
-def _point_latest(root: Path, path: Path) -> None:
-    """Point the link `latest` to the run; do nothing if `latest` is a user's file or links are not supported."""
-    latest, draft = root / "latest", root / f".latest.{os.getpid()}"
-    if latest.exists() and not latest.is_symlink():
-        return
-    try:
-        draft.symlink_to(os.path.relpath(path, root.resolve()))
-        draft.replace(latest)
-    except OSError:
-        draft.unlink(missing_ok=True)

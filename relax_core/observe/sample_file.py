@@ -41,7 +41,17 @@ class SampleFile:
                     "--out", f"{path.parent}, which another process writes", "wait for its end"
                 ) from error
             try:
-                self._recover()
+                self._file.seek(0)
+                end = 0
+                while (records := self._next_group(self._file)) is not None:
+                    self._count(records)
+                    end = self._file.tell()
+                self._file.seek(end)
+                if sum(1 for _ in islice(self._file, self._size + 1)) > self._size:
+                    line = len(self.groups) * self._size + 1
+                    fix = "restore the file, or name a new folder"
+                    raise ConfigError(str(path), f"no whole group of {self._size} samples from line {line} on", fix)
+                self._file.truncate(end)
             except BaseException:
                 self._file.close()
                 raise
@@ -63,19 +73,6 @@ class SampleFile:
         """Wait until the disk stores the samples, and close the file."""
         with disk_errors(self._path), self._file:
             os.fsync(self._file.fileno())
-
-    def _recover(self) -> None:
-        self._file.seek(0)
-        end = 0
-        while (records := self._next_group(self._file)) is not None:
-            self._count(records)
-            end = self._file.tell()
-        self._file.seek(end)
-        if sum(1 for _ in islice(self._file, self._size + 1)) > self._size:
-            line = len(self.groups) * self._size + 1
-            fix = "restore the file, or name a new folder"
-            raise ConfigError(str(self._path), f"no whole group of {self._size} samples from line {line} on", fix)
-        self._file.truncate(end)
 
     def _next_group(self, file: BinaryIO) -> list[dict[str, Any]] | None:
         lines = [*islice(file, self._size)]

@@ -86,7 +86,10 @@ def _encode_block(before: np.ndarray, after: np.ndarray) -> bytes:
     gaps = np.diff(places, prepend=-1) - 1
     long_gaps = gaps[gaps >= _ESCAPE].astype("<u4")
     short = np.minimum(gaps, _ESCAPE).astype(np.uint8)
-    raw = short.tobytes() + long_gaps.tobytes() + _planes(_folded(after[places] - before[places])).tobytes()
+    # Order bytes by significance, the lowest bytes of all changes first: most high bytes are zero, and zstd compresses
+    # their runs.
+    planes = np.ascontiguousarray(_folded(after[places] - before[places]).view(np.uint8).reshape(len(places), -1).T)
+    raw = short.tobytes() + long_gaps.tobytes() + planes.tobytes()
     frame = zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
     return _HEAD.pack(len(places), len(long_gaps), len(frame), len(raw)) + frame
 
@@ -125,11 +128,6 @@ def _unfolded(folded: np.ndarray) -> np.ndarray:
     one = folded.dtype.type(1)
     difference: np.ndarray = (folded >> one) ^ (~(folded & one) + one)
     return difference
-
-
-def _planes(values: np.ndarray) -> np.ndarray:
-    """Order bytes by significance, all lowest bytes first: most high bytes are zero, and zstd compresses their runs."""
-    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
 
 
 def check_own_fingerprint(manifest: Manifest) -> None:

@@ -205,7 +205,7 @@ class HostProcess:
         finally:
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(self._gone())
+                    waiting.set_exception(RuntimeError(f"verifiers: the interpreter has ended: {self._quoted()}"))
 
     async def _keep_end(self) -> None:
         assert self._program.stderr is not None
@@ -215,9 +215,6 @@ class HostProcess:
 
     def _quoted(self) -> str:
         return self._said.decode(errors="replace").strip() or "no output"
-
-    def _gone(self) -> RuntimeError:
-        return RuntimeError(f"verifiers: the interpreter has ended: {self._quoted()}")
 
 
 @dataclass(frozen=True, slots=True)

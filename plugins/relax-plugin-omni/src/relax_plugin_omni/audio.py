@@ -140,7 +140,10 @@ def samples(data: bytes, max_seconds: float) -> np.ndarray:
 
     sound = header(data, max_seconds)
     with _opened(data) as opened:
-        mono = opened.samples(sound.samples) if isinstance(opened, Container) else _mono(opened, sound.samples)
+        if isinstance(opened, Container):
+            mono = opened.samples(sound.samples)
+        else:
+            mono = np.asarray(opened.read(sound.samples, dtype="float32", always_2d=True).mean(axis=1), np.float32)
     if len(mono) < sound.samples * TRUNCATED:
         raise ValueError(f"sound that ends after {len(mono)} of {sound.samples} samples")
     if not np.isfinite(mono).all():
@@ -175,7 +178,3 @@ def _opened(data: bytes) -> Iterator[Any]:
         raise
     except Exception as error:
         raise ValueError(f"sound that can't be decoded ({type(error).__name__}: {error})") from error
-
-
-def _mono(opened: Any, most: int) -> np.ndarray:
-    return np.asarray(opened.read(most, dtype="float32", always_2d=True).mean(axis=1), np.float32)

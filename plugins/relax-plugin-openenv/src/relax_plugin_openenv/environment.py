@@ -156,7 +156,11 @@ class OpenEnv(Environment[OpenEnvOptions]):
             ) from error
         url = own.url or options.url
         if own.url:
-            _check_host(task, own.url, options)
+            host = urlsplit(own.url).hostname or ""
+            if not any(fnmatchcase(host, allowed.lower()) for allowed in options.allowed_hosts):
+                fix = f'set allowed_hosts = ["{host}"] in [environment] to allow this host'
+                got = f"task {task.id} with {own.url}, whose host is not allowed"
+                raise ConfigError("environment.allowed_hosts", got, fix)
         headers = {} if own.url else _revealed(options)
         chance = own.seed if own.seed >= 0 else zlib.crc32(task.id.encode()) if options.seed_of == "task" else seed
         self._turn, self._invalid, self._rewarded = 0, 0, False
@@ -263,14 +267,6 @@ def _filled(value: Any, text: str) -> Any:
 
 def _revealed(options: OpenEnvOptions) -> dict[str, str]:
     return {name: one.reveal() if isinstance(one, Secret) else one for name, one in options.headers.items()}
-
-
-def _check_host(task: Task, url: str, options: OpenEnvOptions) -> None:
-    """Raise ConfigError unless the host of a task's server is in `allowed_hosts`."""
-    host = urlsplit(url).hostname or ""
-    if not any(fnmatchcase(host, allowed.lower()) for allowed in options.allowed_hosts):
-        fix = f'set allowed_hosts = ["{host}"] in [environment] to allow this host'
-        raise ConfigError("environment.allowed_hosts", f"task {task.id} with {url}, whose host is not allowed", fix)
 
 
 async def _schema(options: OpenEnvOptions) -> dict[str, Any]:

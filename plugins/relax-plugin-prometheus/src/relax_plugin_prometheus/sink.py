@@ -73,7 +73,16 @@ class Prometheus(Sink[PrometheusOptions]):
         self._server, _ = start_http_server(self.options.port, self.options.host, registry)
         host = socket.gethostname() if self.options.host in ALL_INTERFACES else self.options.host
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
-        self._write_target(Path(run_dir) / self.options.targets / f"{name}.json", name)
+        # The file for Prometheus's `file_sd_configs`. Prometheus labels series with the address by default. The run's
+        # name replaces the address, so that a resumed run continues its series although its port may have changed.
+        path = Path(run_dir) / self.options.targets / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".part")
+        new.write_text(
+            json.dumps([{"targets": [self.address], "labels": {"instance": printable(name)}}]), encoding="utf-8"
+        )
+        os.replace(new, path)
+        self._target = path
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         with self._lock:
@@ -105,17 +114,3 @@ class Prometheus(Sink[PrometheusOptions]):
             )
             family.add_metric([run, printable(key)], value)
         yield from families.values()
-
-    def _write_target(self, path: Path, name: str) -> None:
-        """Write the endpoint for Prometheus's `file_sd_configs`.
-
-        By default Prometheus labels series with the address. The run's name replaces it, so that a resumed run
-        continues its series, although its port may have changed.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".part")
-        new.write_text(
-            json.dumps([{"targets": [self.address], "labels": {"instance": printable(name)}}]), encoding="utf-8"
-        )
-        os.replace(new, path)
-        self._target = path

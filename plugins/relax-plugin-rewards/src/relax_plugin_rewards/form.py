@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -66,7 +65,12 @@ class Format(Reward[FormatOptions]):
             return Score(0.0, parts)
         response, content = trajectory.response, trajectory.response
         if self.options.tags:
-            contents = _contents(response, self.options.tags)
+            # The content of each tag if the text consists of these tags, each once and in this order; else [].
+            marks = [mark for tag in self.options.tags for mark in (f"<{tag}>", f"</{tag}>")]
+            texts = re.split("|".join(map(re.escape, marks)), response)
+            joined = "".join(map("".join, zip(texts, [*marks, ""], strict=False)))
+            whole = len(texts) == len(marks) + 1 and joined == response
+            contents = texts[1::2] if whole and not any(map(str.strip, texts[::2])) else []
             parts["tags"] = float(bool(contents))
             content = contents[-1] if contents else ""
         if self.options.pattern:
@@ -152,22 +156,11 @@ class Repetition(Reward[RepetitionOptions]):
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         units = _parts(trajectory.response, self.options.unit)
         count = max(len(units) - self.options.ngram + 1, 0)
-        distinct = len(set(map(hash, _ngrams(units, self.options.ngram))))  # hashes need less memory than words
+        ngrams = zip(*(units[start:] for start in range(self.options.ngram)), strict=False)
+        distinct = len(set(map(hash, ngrams)))  # hashes need less memory than words
         share = 1.0 - distinct / count if count else 0.0
         return Score(self.options.penalty * share, {"repeated": share})
 
 
-def _contents(text: str, tags: Sequence[str]) -> list[str]:
-    """Return the content of each tag if the text consists of these tags, each once and in this order; else []."""
-    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
-    found = re.split("|".join(map(re.escape, marks)), text)
-    whole = len(found) == len(marks) + 1 and "".join(map("".join, zip(found, [*marks, ""], strict=True))) == text
-    return found[1::2] if whole and not any(map(str.strip, found[::2])) else []
-
-
 def _parts(text: str, unit: Unit) -> list[str]:
     return text.split() if unit == "words" else list(text)
-
-
-def _ngrams(units: list[str], size: int) -> Iterator[tuple[str, ...]]:
-    return zip(*(units[start:] for start in range(size)), strict=False)

@@ -333,7 +333,8 @@ def expected(log_probs: Mapping[str, float], scores: Mapping[str, float]) -> flo
 def chosen(text: str, said: str, choices: Mapping[str, float]) -> float:
     """Return the score of the last choice in `text`, a part of the answer `said`. Raises ValueError if it has none."""
     words = {word.casefold(): score for word, score in choices.items()}
-    found = re.findall("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in _longest_first(words)), text.casefold())
+    longest_first = sorted(words, key=len, reverse=True)  # `very good` is matched before `good`
+    found = re.findall("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in longest_first), text.casefold())
     if found:
         return words[found[-1]]
     raise ValueError(f"the judge said {said[-200:]!r}, which has none of {', '.join(choices)}")
@@ -358,11 +359,6 @@ def matched(said: str, pattern: str) -> str:
     if not found:
         raise ValueError(f"the judge said {said[-200:]!r}, which {pattern!r} does not match")
     return found[-1][1] or "" if found[-1].re.groups else found[-1][0]
-
-
-def _longest_first(words: Mapping[str, float]) -> list[str]:
-    """Sort choices by length, so that `very good` is matched before `good`."""
-    return sorted(words, key=len, reverse=True)
 
 
 def _shown(task: Task) -> str:

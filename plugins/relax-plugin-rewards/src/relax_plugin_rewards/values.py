@@ -299,7 +299,7 @@ class _Reader:
         if re.search(r"\d\s+\d", text) and not re.search(r"[a-z]\{|\\[a-z]", text):
             raise Unread("has two numbers without a sign between them")
         if re.search(r"\.\d+\.\d|\d\s*_|'|\\prime|\\circ|[?#@:~]|\.\.\.|\\[lc]?dots|(?<!\\)%", text) or (
-            _TEXT.search(text) and _has_words(text)
+            _TEXT.search(text) and any(len(found.strip()) > 1 for found in _TEXT.findall(text))
         ):
             return None
         try:
@@ -384,10 +384,6 @@ def _tails(text: str) -> Iterator[str]:
 
 def _is_words(text: str) -> bool:
     return not re.search(r"[\d\\=<>]", text) and bool(_WORD.search(text))
-
-
-def _has_words(text: str) -> bool:
-    return any(len(found.strip()) > 1 for found in _TEXT.findall(text))
 
 
 def plain_source(text: str) -> str:

@@ -46,22 +46,22 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
     _launched.append(spec.name)
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     with _gloo_on_loopback():
-        _join_alone(arguments.device)
-        return SteppedScheduler(arguments, _ports())
+        # SGLang uses an existing process group. The store of SGLang's own group would listen on every interface, without
+        # authentication, so this group of one process has a store in memory.
+        backend = get_default_distributed_backend(arguments.device)
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        # No socket is opened; the free port only becomes a part of the names of shared memory.
+        ports = PortArgs(
+            tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", rpc_ipc_name="",
+            metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,
+            nccl_port=get_free_port_below_ephemeral(),
+        )  # fmt: skip
+        return SteppedScheduler(arguments, ports)
 
 
 def replays(spec: EngineSpec) -> bool:
     """Return True if the run replays the routing. Only then are experts recorded, which costs memory per cached token."""
     return spec.model.get("routing_replay") == "rollout"
-
-
-def _join_alone(device: str) -> None:
-    """Make torch's process group, of this process alone and with a store in memory, before SGLang would make one.
-
-    SGLang uses an existing group. The store of SGLang's group would listen on every interface, without authentication.
-    """
-    backend = get_default_distributed_backend(device)
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 @contextmanager
@@ -79,14 +79,6 @@ def _gloo_on_loopback() -> Iterator[None]:
             del os.environ[INTERFACE]
         else:
             os.environ[INTERFACE] = before
-
-
-def _ports() -> PortArgs:
-    """Return ports for SGLang. No socket is opened; the one free port only becomes a part of shared memory names."""
-    return PortArgs(
-        tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
-        rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,
-    )  # fmt: skip
 
 
 def arguments_of(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:

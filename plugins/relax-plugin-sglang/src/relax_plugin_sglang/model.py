@@ -205,18 +205,15 @@ class Sglang:
         if not running:  # running requests keep their caches; prefixes are not shared then
             return
         with torch.inference_mode():
-            self._retract()
+            # Move running requests back to the queue with their tokens, and empty every cache.
+            scheduler = self._scheduler
+            scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
+            wanted = set(self._inside.values())
+            for req in [req for req in scheduler.waiting_queue if req.rid not in wanted]:
+                scheduler.abort_request(AbortReq(rid=req.rid))
+            if not scheduler.flush_cache():
+                raise InfrastructureError("SGLang could not empty its caches before an update; restart the engine")
             self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
-
-    def _retract(self) -> None:
-        """Move running requests back to the queue with their tokens, and empty every cache."""
-        scheduler = self._scheduler
-        scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
-        wanted = set(self._inside.values())
-        for req in [req for req in scheduler.waiting_queue if req.rid not in wanted]:
-            scheduler.abort_request(AbortReq(rid=req.rid))
-        if not scheduler.flush_cache():
-            raise InfrastructureError("SGLang could not empty its caches before an update; restart the engine")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

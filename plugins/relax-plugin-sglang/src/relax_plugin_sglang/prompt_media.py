@@ -66,17 +66,14 @@ class PromptMedia:
             if (own := [torch.from_numpy(one.tensors[name]) for one in shown if one.layout[0].kind == kind])
         }
         # A text token is appended: SGLang looks at the token after each mark, and a policy may have sampled one last.
-        text = next(token for token in range(len(_TENSORS) + 2) if token not in self._marks)
+        marks = {*self._holds.values(), self._config.vision_start_token_id}
+        text = next(token for token in range(len(_TENSORS) + 2) if token not in marks)
         positions, _ = MRotaryEmbedding.get_rope_index(
             spatial_merge_size=self._config.vision_config.spatial_merge_size, image_token_id=self._holds["image"],
             video_token_id=self._holds["video"], vision_start_token_id=self._config.vision_start_token_id,
             model_type=self._config.model_type, input_ids=torch.tensor([[*tokens, text]]), **grids,
         )  # fmt: skip
         return positions[:, 0, :-1], positions[0, :, -1:] - len(tokens)
-
-    @property
-    def _marks(self) -> frozenset[int]:
-        return frozenset((*self._holds.values(), self._config.vision_start_token_id))
 
 
 def forget_features() -> None:

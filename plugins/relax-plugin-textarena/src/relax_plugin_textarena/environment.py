@@ -151,7 +151,14 @@ class TextArena(Environment[TextArenaOptions]):
 
     async def _start(self, task: Task, seed: int) -> None:
         """Start the task's game, and let opponents move until the policy's first turn."""
-        self._table = self._begin(task, seed)
+        table = new_table(self.options, task.metadata.get(COLUMN), task.id, seed, self.plays_team)
+        if self.options.opponent == "engine":
+            for seat in table.others:
+                table.others[seat] = EngineOpponent(
+                    self.engines[self.options.engine], self.options.engine_prompt, self.options.engine_max_new_tokens,
+                    self.options.engine_temperature, table.chance + seat,
+                )  # fmt: skip
+        self._table = table
         self._turns = self._refused = self._refused_now = self._refused_of_others = 0
         await self._let_others_play()
         if self._table.match.done:  # without a turn of the policy, the game's value teaches nothing
@@ -180,16 +187,6 @@ class TextArena(Environment[TextArenaOptions]):
         match, seat = self._table.match, self._table.seat
         counts = {"seat": seat, "refused": self._refused, "refused_of_others": self._refused_of_others}
         return {**counts, "reason": match.reason(seat)} if match.done else counts
-
-    def _begin(self, task: Task, seed: int) -> Table:
-        table = new_table(self.options, task.metadata.get(COLUMN), task.id, seed, self.plays_team)
-        if self.options.opponent == "engine":
-            for seat in table.others:
-                table.others[seat] = EngineOpponent(
-                    self.engines[self.options.engine], self.options.engine_prompt, self.options.engine_max_new_tokens,
-                    self.options.engine_temperature, table.chance + seat,
-                )  # fmt: skip
-        return table
 
     async def _let_others_play(self) -> None:
         for _ in range(MOVES_OF_OTHERS):

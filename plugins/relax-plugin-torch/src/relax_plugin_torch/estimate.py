@@ -250,7 +250,8 @@ def _trace(
         parts["optimizer"] = parts.get("optimizer", 0) * OF_ADAMW[options.optimizer]
     attention_passes = 3 + options.activation_checkpointing if trains else 1
     flops = counter.get_total_flops() + _attention(config, largest) * attention_passes
-    return Trace(peaks, parameters, held, flops, _block(model), _counts(model))
+    blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks_of(model)]
+    return Trace(peaks, parameters, held, flops, float(max(blocks, default=0)), _counts(model))
 
 
 def _unmasked() -> str:
@@ -376,10 +377,6 @@ def _part_trained(trace: Trace) -> tuple[str, ...]:
     trained, everything = (round(count) for count in trace.counts)
     share = 100 * trained / everything
     return (f"trains {trained:,} of {everything:,} parameters ({share:.2g} %)",) if trained < everything else ()
-
-
-def _block(model: PreTrainedModel) -> float:
-    return float(max((sum(p.nbytes for p in block.parameters()) for block in blocks_of(model)), default=0))
 
 
 # -- phases -----------------------------------------------------------------------------------------------------------

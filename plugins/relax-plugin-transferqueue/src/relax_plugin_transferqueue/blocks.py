@@ -27,7 +27,11 @@ def packed(columns: Mapping[str, Ragged]) -> tuple[TensorDict, dict[str, Any]]:
     fields: dict[str, Tensor] = {}
     for name, column in columns.items():
         values, lengths = column.values, np.asarray(column.lengths, np.int64)
-        raw = np.frombuffer(msgpack.packb(values.tolist()), np.uint8) if values.dtype.hasobject else _bytes(values)
+        raw = (
+            np.frombuffer(msgpack.packb(values.tolist()), np.uint8)
+            if values.dtype.hasobject
+            else np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        )
         tag[name] = [values.dtype.str, list(values.shape), lengths.tobytes()]
         if raw.size:
             fields[name] = from_numpy(raw if raw.flags.writeable else raw.copy()).unsqueeze(0)
@@ -43,7 +47,3 @@ def unpacked(described: list[Any], raw: Tensor | None) -> Ragged:
         values[...] = msgpack.unpackb(found.tobytes()) if raw is not None else []
         return Ragged(values, lengths)
     return Ragged(found.view(dtype).reshape(shape), lengths)
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

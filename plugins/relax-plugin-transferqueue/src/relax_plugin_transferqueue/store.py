@@ -132,7 +132,10 @@ class TransferQueueStore:
         task = asyncio.create_task(work)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._watched(task, what)
+                # Wait until the task has ended, and look for dead servers meanwhile.
+                while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
+                    if dead := await self._servers.dead():
+                        raise InfrastructureError(f"bus transferqueue: {what}: {dead}; {FIX}")
         except TimeoutError:
             raise DeadlineExceeded("bus transferqueue", what, self._timeout_s) from None
         finally:
@@ -143,9 +146,3 @@ class TransferQueueStore:
             raise
         except Exception as error:
             raise InfrastructureError(f"bus transferqueue: {what}: {type(error).__name__}: {error}; {FIX}") from error
-
-    async def _watched(self, task: asyncio.Task[Any], what: str) -> None:
-        """Wait until the task has ended. Raises InfrastructureError if a server is dead."""
-        while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
-            if dead := await self._servers.dead():
-                raise InfrastructureError(f"bus transferqueue: {what}: {dead}; {FIX}")

@@ -67,7 +67,11 @@ class Batch:
             self._rows[field] = [getattr(request, field) for request in requests]
         self._suppresses = any(request.suppress_tokens for request in requests)
         self._records_experts = any(request.routed_experts for request in requests)
-        self._stops = _padded([request.stop_tokens for request in requests])
+        stops = [request.stop_tokens for request in requests]
+        table = np.full((len(stops), max(1, *map(len, stops))), -1, np.int64)
+        for row, tokens in enumerate(stops):
+            table[row, : len(tokens)] = tokens
+        self._stops = table
         self._tokens = np.zeros((len(members), window), np.int64)
         self._log_probs = np.zeros((len(members), window))
         self._top: dict[str, list[tuple[tuple[int, float], ...]]] = {}
@@ -276,7 +280,9 @@ class Batch:
             self._cache.append(other._cache, len(self), len(other))
         self._history = torch.cat([self._history, torch.nn.functional.pad(other._history, (gap, 0))])
         self._last = torch.cat([self._last, other._last])
-        self._stops = _stacked(self._stops, other._stops)
+        width = max(self._stops.shape[1], other._stops.shape[1])
+        grown = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=-1) for a in (self._stops, other._stops)]
+        self._stops = np.concatenate(grown)
         self._rows = np.concatenate([self._rows, other._rows])
         self._tokens = np.concatenate([self._tokens, other._tokens])
         self._log_probs = np.concatenate([self._log_probs, other._log_probs])
@@ -316,16 +322,3 @@ class Batch:
 
     def _changed(self) -> None:
         self._rules = self._starts = self._jumps = None
-
-
-def _padded(stops: Sequence[tuple[int, ...]]) -> np.ndarray:
-    table = np.full((len(stops), max(1, *map(len, stops))), -1, np.int64)
-    for row, tokens in enumerate(stops):
-        table[row, : len(tokens)] = tokens
-    return table
-
-
-def _stacked(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    width = max(first.shape[1], second.shape[1])
-    grown = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=-1) for a in (first, second)]
-    return np.concatenate(grown)

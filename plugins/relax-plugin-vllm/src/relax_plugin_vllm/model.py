@@ -39,6 +39,8 @@ CPU_KV_BYTES = 256 << 20
 CPU_BLOCK_TOKENS = 32
 """Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
+FINISHES: dict[str | None, FinishReason] = {None: "", "stop": "stop", "length": "length", "abort": "abort"}
+"""Reasons of vLLM for the end of a request; any other reason is an error."""
 
 
 class Vllm:
@@ -63,7 +65,11 @@ class Vllm:
         self._on_ranks(ranks.install_sampler)
         config = self._llm.vllm_config.model_config
         if not on_gpu():
-            _check_heads(config.get_head_size())
+            # Without this check, vLLM would fail only at the first token.
+            size, sizes = config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+            if size not in sizes:
+                fix = f"on a CPU vLLM has sizes {', '.join(map(str, sizes))}; use another engine"
+                raise ConfigError("model.path", f"heads of size {size}", fix)
         if spec.model.get("head_dtype") == "float32" and config.head_dtype != torch.float32:
             fix = f"this vLLM computes the head in {config.head_dtype}: install a newer vLLM, or leave this key out"
             raise ConfigError("model.head_dtype", "float32", fix)
@@ -131,9 +137,8 @@ class Vllm:
     def _new(self, output: RequestOutput) -> StepOutput:
         name = output.request_id
         (one,) = output.outputs
-        new = StepOutput(
-            tuple(one.token_ids), (), _finish(one.finish_reason), cached_tokens=output.num_cached_tokens or 0
-        )
+        finish = FINISHES.get(one.finish_reason, "error")
+        new = StepOutput(tuple(one.token_ids), (), finish, cached_tokens=output.num_cached_tokens or 0)
         if name in self._scores:
             tokens, temperature = self._scores.pop(name)
             new.scores = tuple(map(_tempered(temperature), filter(None, output.prompt_logprobs or ()), tokens[1:]))
@@ -230,14 +235,6 @@ def _context_bytes(config: VllmConfig) -> int:
     return numbers * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)
 
 
-def _check_heads(size: int) -> None:
-    """Raise ConfigError for an attention head size without a CPU kernel; vLLM would fail only at the first token."""
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in known:
-        has = ", ".join(map(str, known))
-        raise ConfigError("model.path", f"heads of size {size}", f"on a CPU vLLM has sizes {has}; use another engine")
-
-
 def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     gpu = on_gpu()
     arguments: dict[str, Any] = {
@@ -279,7 +276,3 @@ def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
         return float((row[token].logprob - highest) / temperature - log(total))
 
     return tempered
-
-
-def _finish(reason: str | None) -> FinishReason:
-    return {None: "", "stop": "stop", "length": "length", "abort": "abort"}.get(reason, "error")  # type: ignore[return-value]

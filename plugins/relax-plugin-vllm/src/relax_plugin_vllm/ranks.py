@@ -40,19 +40,12 @@ def end_load(worker: Any) -> None:
     runner.reset_encoder_cache()
     runner.reset_mm_cache()
     if not on_gpu():
-        _pack_tied(runner.get_model())
-
-
-def _pack_tied(model: torch.nn.Module) -> None:
-    """Pack tied weights again after a reload on a CPU.
-
-    On a CPU vLLM multiplies by packed copies, but packs only weights that arrive under their own name. So a head that
-    is tied to the embedding would keep its old weights.
-    """
-    seen = set[int]()
-    for module in model.modules():
-        weight, method = module._parameters.get("weight"), getattr(module, "quant_method", None)
-        if id(weight) in seen and method is not None:
-            method.process_weights_after_loading(module)
-        if weight is not None:
-            seen.add(id(weight))
+        # On a CPU vLLM multiplies by packed copies, but packs only weights that arrive under their own name. Without the
+        # next lines, a head that is tied to the embedding would keep its old weights.
+        seen = set[int]()
+        for module in runner.get_model().modules():
+            weight, method = module._parameters.get("weight"), getattr(module, "quant_method", None)
+            if id(weight) in seen and method is not None:
+                method.process_weights_after_loading(module)
+            if weight is not None:
+                seen.add(id(weight))

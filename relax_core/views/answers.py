@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -51,23 +51,21 @@ def engines_answer(view: RunView, wall: float) -> dict[str, Any]:
     """Return the engines of all pools as the run last described them; empty for a run that has ended."""
     with readable_documents(view):
         state, roles = health(view, wall), view.status().get("roles", [])
-        found = [] if state.ended else [one for role in roles for one in _engines(role.get("facts") or {})]
-        scaling = [asdict(one) for pool in scaling_of(view).values() for one in pool.operations.values()]
+        operations = [asdict(one) for pool in scaling_of(view).values() for one in pool.operations.values()]
+        engines: list[dict[str, object]] = []
+        for facts in (role.get("facts") or {} for role in roles):
+            steps: dict[str, str] = {}
+            for scaling in (facts.get("scaling") or {}).values():
+                if (operation := PoolScaling.of(scaling).open) is not None:
+                    steps |= {name: step for name, step in operation.engines.items() if step != "active"}
+            for pool, described in {"rollout": facts, **(facts.get("pools") or {})}.items():
+                for name, engine in (described.get("engines") or {}).items():
+                    step = steps.get(name) or engine.get("state", "")
+                    engines.append({"pool": pool, "engine": name, **engine, "state": step})
     return {
-        "schema": "relax.engines/1", "run": view.name, "state": state.state, "engines": found,
-        "operations": [] if state.ended else scaling,
+        "schema": "relax.engines/1", "run": view.name, "state": state.state,
+        "engines": [] if state.ended else engines, "operations": [] if state.ended else operations,
     }  # fmt: skip
-
-
-def _engines(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    pools = {"rollout": facts, **(facts.get("pools") or {})}
-    steps: dict[str, str] = {}
-    for scaling in (facts.get("scaling") or {}).values():
-        if (operation := PoolScaling.of(scaling).open) is not None:
-            steps |= {name: step for name, step in operation.engines.items() if step != "active"}
-    for pool, own in pools.items():
-        for name, engine in (own.get("engines") or {}).items():
-            yield {"pool": pool, "engine": name, **engine, "state": steps.get(name) or engine.get("state", "")}
 
 
 def scaling_of(view: RunView) -> dict[str, PoolScaling]:

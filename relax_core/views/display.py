@@ -88,7 +88,13 @@ class LiveDisplay:
             case events.RunStarted():
                 return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
             case events.StepFinished(step, metrics):
-                return self._stepped(step, metrics)
+                self._step, self._metrics = step, metrics
+                if self._first_done is None:
+                    self._first_done, self._first = self._clock.now(), step
+                if "reward/mean" in metrics:
+                    self._rewards.append(metrics["reward/mean"])
+                of = f"/{self._steps}" if self._steps else ""
+                return "  ".join([f"step {step}{of}", *self._numbers()])
             case events.FirstStepChecked(step, made):
                 checks = [CheckFinding(**check) for check in made]  # type: ignore[arg-type]
                 faults = fault_lines(checks, step)
@@ -110,15 +116,6 @@ class LiveDisplay:
             self._step = event.step if isinstance(event, events.RolledBack | events.RunRestarted) else self._step
             return self._note
         return ""
-
-    def _stepped(self, step: int, metrics: Mapping[str, float]) -> str:
-        self._step, self._metrics = step, metrics
-        if self._first_done is None:
-            self._first_done, self._first = self._clock.now(), step
-        if "reward/mean" in metrics:
-            self._rewards.append(metrics["reward/mean"])
-        of = f"/{self._steps}" if self._steps else ""
-        return "  ".join([f"step {step}{of}", *self._numbers()])
 
     def _numbers(self) -> list[str]:
         lag = _number(self._metrics, "lag/mean", ".2f")
@@ -149,8 +146,12 @@ class LiveDisplay:
         if rewards:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
-            rows.append(self._roles(beats))
-            rows.append(Text(printable(_wait_chain(beats, self._clock.now())), overflow="ellipsis", no_wrap=True))
+            roles, now = Table.grid(padding=(0, 2)), self._clock.now()
+            for beat in beats:
+                detail = Text(printable(doing(beat, now)), overflow="ellipsis", no_wrap=True)
+                roles.add_row(Text(printable(beat.role)), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
+            rows.append(roles)
+            rows.append(Text(printable(_wait_chain(beats, now)), overflow="ellipsis", no_wrap=True))
         if note:
             rows.append(Text(printable(note), style="yellow", overflow="ellipsis", no_wrap=True))
         return Group(*rows)
@@ -166,14 +167,6 @@ class LiveDisplay:
         eta = f"eta {seconds(left)}" if left else ""
         line.add_row(Text(self._name, style="bold"), bar, f"step {self._step}{of}", elapsed, eta)
         return line
-
-    def _roles(self, beats: Sequence[Heartbeat]) -> Table:
-        table = Table.grid(padding=(0, 2))
-        now = self._clock.now()
-        for beat in beats:
-            detail = Text(printable(doing(beat, now)), overflow="ellipsis", no_wrap=True)
-            table.add_row(Text(printable(beat.role)), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
-        return table
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -139,17 +139,13 @@ class RunFollower:
             case events.RunStarted() | events.RunFinished():
                 return None
             case events.StepFinished(step) | events.StepMeasured(step):
-                metrics = self._metrics_of(step)
+                for line in self._metrics.added():
+                    values = {key: value for key, value in line.items() if "/" in key and value is not None}
+                    self._by_step.setdefault(line["step"], {}).update(values)
+                self._by_step = {number: values for number, values in self._by_step.items() if number > step - WIDTH}
+                metrics = dict(self._by_step.get(step, {}))
                 return replace(event, metrics=metrics) if metrics else None
         return event
-
-    def _metrics_of(self, step: int) -> dict[str, float]:
-        """Return the metrics of a recent step so far; empty for a step that was undone."""
-        for record in self._metrics.added():
-            metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
-            self._by_step.setdefault(record["step"], {}).update(metrics)
-        self._by_step = {at: metrics for at, metrics in self._by_step.items() if at > step - WIDTH}
-        return dict(self._by_step.get(step, {}))
 
 
 def without_repeated_steps(past: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from relax_core.api.plan import Plan
 from relax_core.config.run_config import BackendChoice, RunConfig
 from relax_core.control.data_check import open_data
 from relax_core.control.placement import has_gpus
-from relax_core.control.prepare import PlannedRun, plan_run
+from relax_core.control.prepare import plan_run
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
@@ -92,7 +92,19 @@ def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Findi
             yield from _refused("configuration", error)
         else:
             runner = planned.composed.config.run.runner
-            yield from _configuration(planned)
+            config, catalogue, plan = planned.composed.config, planned.catalogue, planned.stages[0].plan
+            detail = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
+            yield Finding("configuration", detail)
+            yield from (Finding("plan", note) for note in (*planned.composed.notices, *plan.notes))
+            if planned.recipe is None:
+                yield from _run_files(config, catalogue, plan)
+                try:
+                    yield from (Finding("checks", notice) for notice in planned.preflight())
+                except RelaxError as error:
+                    yield from _refused("checks", error)
+            for check in check_starts(config, catalogue, plan):
+                detail = f"{check.what}: {check.wrong or 'its packages can be imported'}"
+                yield Finding(check.table, detail, check.fix, SETUP if check.wrong else 0)
     yield ray(needed=runner == "ray")
 
 
@@ -234,23 +246,6 @@ def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
 
 
 # -- a configuration --------------------------------------------------------------------------------------------------
-
-
-def _configuration(planned: PlannedRun) -> Iterator[Finding]:
-    config, catalogue = planned.composed.config, planned.catalogue
-    detail = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
-    yield Finding("configuration", detail)
-    plan = planned.stages[0].plan
-    yield from (Finding("plan", note) for note in (*planned.composed.notices, *plan.notes))
-    if planned.recipe is None:
-        yield from _run_files(config, catalogue, plan)
-        try:
-            yield from (Finding("checks", notice) for notice in planned.preflight())
-        except RelaxError as error:
-            yield from _refused("checks", error)
-    for one in check_starts(config, catalogue, plan):
-        detail = f"{one.what}: {one.wrong or 'its packages can be imported'}"
-        yield Finding(one.table, detail, one.fix, SETUP if one.wrong else 0)
 
 
 def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[Finding]:

@@ -165,7 +165,9 @@ def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine
     found = []
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
         first = plan_run(sources, overrides)
-        keys = {f"placement.{_table(name)}.ranks" for stage in first.stages for name in trainer_groups(stage.plan)}
+        groups = {name for stage in first.stages for name in trainer_groups(stage.plan)}
+        roles = {TEACHER if name.startswith(f"{TEACHER}-") else name for name in groups}
+        keys = {f"placement.{TABLES.get(role, f'roles.{role}')}.ranks" for role in roles}
         ranks = dict.fromkeys(sorted(keys), machine.ranks or first.stages[0].config.placement.actor.ranks)
         placed = [*overrides, *(f"{key}={value}" for key, value in ranks.items())]
         planned = plan_run(sources, placed).build_recipe(Path(directory) / "recipe", sources, placed, untrained=True)
@@ -179,11 +181,6 @@ def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine
 def trainer_groups(placed: Plan) -> list[str]:
     """Return the names of the worker groups that are ranks of a trainer."""
     return [name for name in placed.groups if name != ROLLOUT and not name.startswith(AUXILIARY_GROUP)]
-
-
-def _table(group: str) -> str:
-    role = TEACHER if group.startswith(f"{TEACHER}-") else group
-    return TABLES.get(role, f"roles.{role}")
 
 
 def compare(

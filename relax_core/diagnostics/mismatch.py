@@ -78,23 +78,21 @@ async def mismatch(
         if launch.plan.source is not Source.ROLLOUT:
             fix = "the algorithm samples nothing; choose one that learns from samples"
             raise ConfigError("algorithm.name", config.algorithm.name, fix)
-
-        def variant(setting: Setting) -> Launch:
-            return _variant(launch, config, catalogue, setting)
-
         settings = [Setting(config.model.dtype, config.engine_dtype, config.model.routing_replay == "rollout")]
         if formats:
             replays = [False, True]
             try:
-                variant(replace(settings[0], replay=True))
+                _variant(launch, config, catalogue, replace(settings[0], replay=True))
             except ConfigError:
                 replays = [False]
-            settings = [Setting(*one) for one in product(formats, formats, replays)]
+            settings = [
+                Setting(trainer, engine, replay) for trainer, engine, replay in product(formats, formats, replays)
+            ]
         able: dict[Setting, Launch] = {}
         found: dict[Setting, MismatchReport] = {}
         for setting in settings:
             try:
-                able[setting] = variant(setting)
+                able[setting] = _variant(launch, config, catalogue, setting)
             except ConfigError as error:
                 found[setting] = MismatchReport(setting, None, str(error))
         if not able:
@@ -209,19 +207,15 @@ async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int
 
 async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> MismatchReport:
     """Compare a trainer's log-probs with those of the engine that sampled the rows."""
-    own = {name: column for name, column in rows.columns.items() if name not in ROUTED_COLUMNS}
-    asks, given = ("log_probs",), RowBatch(rows.ids, own)
+    unrouted = {name: column for name, column in rows.columns.items() if name not in ROUTED_COLUMNS}
+    asks, given = ("log_probs",), RowBatch(rows.ids, unrouted)
     if EXPERTS not in rows.columns:
         return MismatchReport(setting, Differences.of(rows, (await trainer.forward(given, asks))["log_probs"]))
     free = await trainer.forward(given, (*asks, EXPERTS))
     said = await trainer.forward(rows, asks) if setting.replay else free
-    return MismatchReport(setting, Differences.of(rows, said["log_probs"]), rerouted=_rerouted(rows, free[EXPERTS]))
-
-
-def _rerouted(rows: RowBatch, own: Ragged) -> float:
-    """Return the share of input tokens for which the experts, order ignored, differ from the engine's experts."""
-    engine, known = rows.columns[EXPERTS].values, rows.columns[VALID].values.astype(bool)
-    fed = known.copy()
+    # The share of input tokens for which the trainer's experts, order ignored, differ from the engine's.
+    fed = rows.columns[VALID].values.astype(bool)
     fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is never an input of the model
-    other = (np.sort(engine, axis=-1) != np.sort(own.values, axis=-1)).any(axis=(1, 2))
-    return float(other[fed].mean()) if fed.any() else 0.0
+    engine, trained = (np.sort(experts.values, axis=-1) for experts in (rows.columns[EXPERTS], free[EXPERTS]))
+    share = float((engine != trained).any(axis=(1, 2))[fed].mean()) if fed.any() else 0.0
+    return MismatchReport(setting, Differences.of(rows, said["log_probs"]), rerouted=share)

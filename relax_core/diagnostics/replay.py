@@ -183,16 +183,16 @@ def _equal_weights(source: Path, folder: Path, step: int) -> bool | None:
     first, second = ({path.relative_to(top): path for path in top.rglob("*.safetensors")} for top in checkpoints)
     if not first:
         return None
-    return first.keys() == second.keys() and all(_equal_tensors(first[name], second[name]) for name in first)
-
-
-def _equal_tensors(first: Path, second: Path) -> bool:
-    """Compare the bytes of tensors by name: the order of names in a file's header may differ."""
-    left, right = read(first), read(second)
-    return left.dtypes == right.dtypes and all(
-        tensor.shape == right.tensors[name].shape and np.array_equal(_bytes(tensor), _bytes(right.tensors[name]))
-        for name, tensor in left.tensors.items()
-    )
+    if first.keys() != second.keys():
+        return False
+    for file in first:  # compared by name: the order of names in a file's header may differ
+        left, right = read(first[file]), read(second[file])
+        if left.dtypes != right.dtypes or not all(
+            tensor.shape == right.tensors[name].shape and np.array_equal(_bytes(tensor), _bytes(right.tensors[name]))
+            for name, tensor in left.tensors.items()
+        ):
+            return False
+    return True
 
 
 def _bytes(tensor: np.ndarray) -> np.ndarray:

@@ -25,7 +25,19 @@ def row_tools(value: object) -> tuple[RowTool, ...]:
     tools = [_decoded(tool) if isinstance(tool, str) else tool for tool in decoded]
     if not any(isinstance(tool, dict) for tool in tools):
         return ()
-    return tuple(_tool(tool, number) for number, tool in enumerate(tools))
+    described = []
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise RowError(f"{COLUMN}[{number}] is not an object")
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise RowError(f"{COLUMN}[{number}] has no name")
+        schema = tool
+        if function is tool:
+            fields = {key: value for key, value in tool.items() if key != "type"}
+            schema = {"type": tool.get("type", "function"), "function": fields}
+        described.append(RowTool(function["name"], schema=schema))
+    return tuple(described)
 
 
 def _decoded(value: object) -> object:
@@ -40,15 +52,3 @@ def _decoded(value: object) -> object:
         if value.lstrip().startswith(("{", "[{")):
             raise RowError(f"{COLUMN!r} is not JSON ({error}); write function schemas as JSON, or rename it") from error
         return None
-
-
-def _tool(value: object, number: int) -> RowTool:
-    if not isinstance(value, dict):
-        raise RowError(f"{COLUMN}[{number}] is not an object")
-    function = value.get("function", value)
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise RowError(f"{COLUMN}[{number}] has no name")
-    if function is value:
-        function = {key: field for key, field in value.items() if key != "type"}
-        value = {"type": value.get("type", "function"), "function": function}
-    return RowTool(function["name"], schema=value)

@@ -367,21 +367,17 @@ def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns:
     waiting = {kind: iter(found) for kind, found in media.items()}
     counts = dict.fromkeys(media, 0)
     messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    made = tuple(replace(message, content=_content(message, waiting, counts)) for message in messages)
+    made = []
+    for message in messages:
+        parts = (Part(message.content),) if isinstance(message.content, str) else message.content
+        pieces = tuple(piece for part in parts for piece in _pieces(part, waiting, counts))
+        shows = any(piece.media is not None for piece in pieces)
+        made.append(replace(message, content=pieces) if shows or not isinstance(message.content, str) else message)
     for kind, found in media.items():
         if counts[kind] != len(found):
             got = f"{counts[kind]} places for {kind} in the prompt, but {len(found)} media in {columns[kind]!r}"
             raise RowError(f"{got}: write <{kind}> once for each medium, at its position, or fill the column")
-    return made if any(not isinstance(message.content, str) for message in made) else prompt
-
-
-def _content(
-    message: Message, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]
-) -> str | tuple[Part, ...]:
-    parts = (Part(message.content),) if isinstance(message.content, str) else message.content
-    made = [piece for part in parts for piece in _pieces(part, waiting, counts)]
-    shows = any(piece.media is not None for piece in made)
-    return tuple(made) if shows or not isinstance(message.content, str) else message.content
+    return tuple(made) if any(not isinstance(message.content, str) for message in made) else prompt
 
 
 def _pieces(part: Part, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Iterator[Part]:

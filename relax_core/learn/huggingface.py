@@ -163,8 +163,14 @@ class MediaInputs:
 
     def _piece(self, tokens: Tensor, media: ProcessedMedia) -> Tensor:
         """Return the positions [3, tokens + 1] of a text that ends with a medium, and of the token after the medium."""
-        # Append two tokens of text: models expect one or two marks after a medium.
-        ids = torch.cat([self._as_text(tokens), torch.full((2,), self._text)])[None]
+        # Replace marks that open no medium by text, because a policy may sample such marks. Append two tokens of text,
+        # because models expect one or two marks after a medium.
+        following = torch.cat([tokens[1:], torch.tensor([self._text])])
+        holds = torch.isin(following, self._places)
+        audio = (tokens == self._audio) & holds
+        opens = audio | (tokens == self._vision) & (holds | torch.cat([audio[1:], torch.tensor([False])]))
+        marks = (tokens == self._vision) | (tokens == self._audio)
+        ids = torch.cat([tokens.masked_fill(marks & ~opens, self._text), torch.full((2,), self._text)])[None]
         asked: dict[str, Any] = {
             name: torch.from_numpy(np.array(media.tensors[own])) for name, own in _ASKED.items() if own in media.tensors
         }
@@ -175,14 +181,6 @@ class MediaInputs:
         taken = {name: value for name, value in asked.items() if name in self._asks}
         positions: Tensor = self._compute(ids, attention_mask=torch.ones_like(ids), **taken)[0]  # type: ignore[misc]
         return positions[:, 0, :-1].double()
-
-    def _as_text(self, ids: Tensor) -> Tensor:
-        """Replace marks that open no medium by text, because a policy may sample such marks."""
-        following = torch.cat([ids[1:], torch.tensor([self._text])])
-        holds = torch.isin(following, self._places)
-        audio = (ids == self._audio) & holds
-        opens = audio | (ids == self._vision) & (holds | torch.cat([audio[1:], torch.tensor([False])]))
-        return ids.masked_fill(((ids == self._vision) | (ids == self._audio)) & ~opens, self._text)
 
 
 def conserved(tokens: Any, media: Sequence[ProcessedMedia], holds: Mapping[str, int]) -> str:

@@ -56,13 +56,15 @@ def hardware() -> dict[str, object]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    files = [card / "information" for card in sorted(_GPUS.iterdir())] if _GPUS.is_dir() else []
+    cards = [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "processor": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(),
+        "gpus": [line.partition(":")[2].strip() for line in cards if line.startswith("Model")],
         "byte_order": sys.byteorder,
     }
 
@@ -74,14 +76,3 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _gpus() -> list[str]:
-    if not _GPUS.is_dir():
-        return []
-    return [
-        line.partition(":")[2].strip()
-        for card in sorted(_GPUS.iterdir())
-        for line in (card / "information").read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.startswith("Model")
-    ]

@@ -86,9 +86,13 @@ def _encode_block(before: np.ndarray, after: np.ndarray) -> bytes:
     gaps = np.diff(places, prepend=-1) - 1
     long_gaps = gaps[gaps >= _ESCAPE].astype("<u4")
     short = np.minimum(gaps, _ESCAPE).astype(np.uint8)
+    # Map small differences of either sign to small numbers: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ... (zigzag).
+    difference = after[places] - before[places]
+    width = difference.dtype.itemsize
+    folded = (difference << 1) ^ (difference.view(f"i{width}") >> (8 * width - 1)).view(difference.dtype)
     # Order bytes by significance, the lowest bytes of all changes first: most high bytes are zero, and zstd compresses
     # their runs.
-    planes = np.ascontiguousarray(_folded(after[places] - before[places]).view(np.uint8).reshape(len(places), -1).T)
+    planes = np.ascontiguousarray(folded.view(np.uint8).reshape(len(places), -1).T)
     raw = short.tobytes() + long_gaps.tobytes() + planes.tobytes()
     frame = zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
     return _HEAD.pack(len(places), len(long_gaps), len(frame), len(raw)) + frame
@@ -113,21 +117,8 @@ def _apply_block(target: np.ndarray, frame: bytes | memoryview, count: int, long
     if places[-1] >= target.size:
         raise ValueError("the delta is damaged: a change lies beyond the tensor's end")
     values = np.ascontiguousarray(raw[count + 4 * long_gaps :].reshape(width, count).T).reshape(-1)
-    target[places] += _unfolded(values.view(target.dtype))
-
-
-def _folded(difference: np.ndarray) -> np.ndarray:
-    """Map small differences of either sign to small numbers: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ... (zigzag)."""
-    signed = difference.view(f"i{difference.dtype.itemsize}")
-    sign = (signed >> (8 * difference.dtype.itemsize - 1)).view(difference.dtype)
-    folded: np.ndarray = (difference << 1) ^ sign
-    return folded
-
-
-def _unfolded(folded: np.ndarray) -> np.ndarray:
-    one = folded.dtype.type(1)
-    difference: np.ndarray = (folded >> one) ^ (~(folded & one) + one)
-    return difference
+    folded, unit = values.view(target.dtype), target.dtype.type(1)
+    target[places] += (folded >> unit) ^ (~(folded & unit) + unit)  # the inverse of the zigzag
 
 
 def check_own_fingerprint(manifest: Manifest) -> None:

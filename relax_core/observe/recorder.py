@@ -281,6 +281,16 @@ class Recorder:
             failures[worker.name] += worker.failures
         return {name: count for name, count in failures.items() if count}
 
+    def _count_last_failures(self) -> None:
+        """Write the summary again if sinks or observers failed after it was written."""
+        failures = self._callback_failures()
+        if self._summary is None or failures == self._summary["callback_failures"]:
+            return
+        try:
+            self.run_dir.write("summary", self._summary | {"callback_failures": failures})
+        except InfrastructureError as error:
+            self._log.note("warning", f"failures of sinks and observers are not in the summary: {error}")
+
     # -- handling of each kind of event
 
     def _record(self, event: Event) -> Event:

@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
@@ -54,56 +53,51 @@ async def open_bus(
     return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
 
 
-def without_rows(claim: Claim) -> Claim:
-    """Return the claim without its rows and samples, which the bus already has."""
-    return replace(claim, rows=(), samples={})
-
-
 class RowAccess:
-    """The calls of `api.bus.Bus` that move payloads: a bus, perhaps of another process, gets only the metadata.
+    """The calls of `api.bus.Bus` that move payloads: the service, perhaps of another process, gets only the metadata.
 
     A put or write stores its block between `begin_...` and `end_...`. A block that the bus no longer expects is freed.
     """
 
-    def __init__(self, bus: BusService, store: PayloadStore) -> None:
-        self._bus, self.store = bus, store
+    def __init__(self, service: BusService, store: PayloadStore) -> None:
+        self._service, self._store = service, store
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         check_seals(batch.ids, sealed)
         size = batch.size_bytes
-        key = await self._bus.begin_put(tuple(seal.attempt for seal in sealed), len(batch), size, wait_s)
+        key = await self._service.begin_put(tuple(seal.attempt for seal in sealed), len(batch), size, wait_s)
         if key is None:
             return False
         try:
-            await self.store.put(key, batch.columns)
+            await self._store.put(key, batch.columns)
         except BaseException:
-            await self._bus.cancel_put(key)
+            await self._service.cancel_put(key)
             raise
         try:
-            await self._bus.end_put(key, batch.ids, tuple(batch.columns), size, tuple(sealed))
+            await self._service.end_put(key, batch.ids, tuple(batch.columns), size, tuple(sealed))
         except StaleFence:
-            await self.store.free([key])
+            await self._store.free([key])
             raise
         return True
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        places = await self._bus.locate(without_rows(claim), columns)
+        places = await self._service.locate(claim, columns)
         keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
-        return RowBatch(claim.rows, assemble(places, await self.store.get(keys, columns)))
+        return RowBatch(claim.rows, assemble(places, await self._store.get(keys, columns)))
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         check_columns(claim, columns)
-        lease, size = without_rows(claim), sum(column.size_bytes for column in columns.values())
-        key = await self._bus.begin_write(lease)
-        await self.store.put(key, columns)
+        size = sum(column.size_bytes for column in columns.values())
+        key = await self._service.begin_write(claim)
+        await self._store.put(key, columns)
         try:
-            await self._bus.end_write(lease, key, tuple(columns), size, version)
+            await self._service.end_write(claim, key, tuple(columns), size, version)
         except StaleFence:
-            await self.store.free([key])
+            await self._store.free([key])
             raise
 
 
-class BusService(RowAccess):
+class BusService:
     """The implementation of `api.bus.Bus`.
 
     Invariants:
@@ -122,8 +116,9 @@ class BusService(RowAccess):
         clock: Clock,
         kept: Mapping[str, str] = {},
     ) -> None:
-        super().__init__(self, store)
-        self.queue = queue
+        self.queue, self.store = queue, store
+        rows = RowAccess(self, store)
+        self.put, self.read, self.write = rows.put, rows.read, rows.write
         self._kept = dict(kept)
         self._journal, self._clock = journal, clock
         self._writer = ThreadPoolExecutor(1, "relax-ledger")

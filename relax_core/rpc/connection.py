@@ -386,8 +386,11 @@ async def connect(address: str, peer: str) -> Connection | None:
     return connection
 
 
-def proxy(protocol: type[P], call: Call) -> P:
-    """Make an object that implements `protocol`: each of its coroutine methods sends a call of the same name."""
+def proxy(protocol: type[P], call: Call, near: object = None) -> P:
+    """Make an object that implements `protocol`: each of its coroutine methods sends a call of the same name.
+
+    A method that `near` has is called there instead.
+    """
     made = type(f"{protocol.__name__}Proxy", (), {})()
 
     async def method(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> Any:
@@ -399,5 +402,6 @@ def proxy(protocol: type[P], call: Call) -> P:
 
     for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
         if not name.startswith("_"):
-            setattr(made, name, partial(method, name, inspect.signature(function)))
+            own = getattr(near, name, None)
+            setattr(made, name, own or partial(method, name, inspect.signature(function)))
     return made  # type: ignore[no-any-return]

@@ -119,7 +119,7 @@ async def ours_on_ray(component: Any, name: str, options: argparse.Namespace) ->
     """Through the hub, as roles do."""
     import ray
 
-    from relax_core.runners.ray.bus import BusClient
+    from relax_core.runners.ray.bus import reach_bus
     from relax_core.runners.ray.connection import RpcClient, asked
     from relax_core.runners.ray.hub import CONCURRENCY, Hub
 
@@ -127,7 +127,7 @@ async def ours_on_ray(component: Any, name: str, options: argparse.Namespace) ->
     with tempfile.TemporaryDirectory() as directory:
         store = await asked(hub.open_bus.remote(component, _settings(), directory, START), "hub", "open_bus", 120.0)
         reach = RpcClient(hub, "hub")
-        bus = BusClient(reach, store)
+        bus = reach_bus(reach, store)
         try:
             return await measure(name, lambda values, rows: on_bus(bus, values, rows), options)
         finally:

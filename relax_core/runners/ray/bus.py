@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray bus, whose payloads are owned by storage actors, and `BusClient`, a role's access to the bus through the hub.
+"""The Ray bus, whose payloads are owned by storage actors, and a role's access to the bus through the hub.
 
 Rows stay readable when their writer dies. On a storage's machine, a writer writes a block as a file into the storage's
 memory-backed folder and then tells the storage its key; readers there map the file without a call. From a different
@@ -12,19 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import ray
 from pydantic import PositiveInt
 
-from relax_core.api.batch import Ragged, RowId
-from relax_core.api.bus import BusComponent, Claim, PayloadStore
+from relax_core.api.batch import Ragged
+from relax_core.api.bus import Bus, BusComponent, Claim, PayloadStore
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import Options
-from relax_core.api.weights import Version
-from relax_core.bus.service import BusService, RowAccess, without_rows
+from relax_core.bus.service import BusService, RowAccess
 from relax_core.bus.store import Blocks, MemoryStore
+from relax_core.rpc.connection import proxy
 from relax_core.runners.ray.block_folder import BlockFolder, new_folder_name
 from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
 
@@ -51,33 +52,25 @@ class RayBus(BusComponent[RayBusOptions]):
         return await RemoteStore.open(self.options.storages)
 
 
-class BusClient:
-    """`api.bus.Bus` for a role in a separate process: small calls go to the hub, payloads directly to a shared store.
+def reach_bus(hub: RpcClient, store: PayloadStore | None) -> Bus:
+    """Return a role's access to the hub's bus: small calls go to the hub, payloads directly to the store.
 
-    Payloads of a store that is not shared go through the hub, like all methods that are not defined here.
+    `store`: the bus's store; None if other processes can't reach the store, so that payloads go through the hub.
     """
 
-    def __init__(self, hub: RpcClient, store: PayloadStore | None) -> None:
-        self._bus = hub.service(BusService, "bus")
-        self._rows = self._bus if store is None else RowAccess(self._bus, store)
+    async def call(method: str, args: Sequence[Any]) -> Any:
+        if method not in ("read", "write"):
+            args = [_without_rows(arg) for arg in args]
+        return await hub.call(f"bus.{method}", args)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows if hasattr(RowAccess, name) else self._bus, name)
+    return proxy(Bus, call, None if store is None else RowAccess(proxy(BusService, call), store))
 
-    async def verify(self, claim: Claim) -> None:
-        await self._bus.verify(without_rows(claim))
 
-    async def acknowledge(self, claim: Claim) -> None:
-        await self._bus.acknowledge(without_rows(claim))
-
-    async def release(self, claim: Claim) -> None:
-        await self._bus.release(without_rows(claim))
-
-    async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        return await self._bus.trained([without_rows(claim) for claim in claims], step, tuple(without_gradient))
-
-    async def close(self) -> None:
-        """Do nothing: the hub closes the bus."""
+def _without_rows(arg: Any) -> Any:
+    """Remove rows and samples from claims, because the hub has them."""
+    if isinstance(arg, Claim):
+        return replace(arg, rows=(), samples={})
+    return list(map(_without_rows, arg)) if isinstance(arg, list | tuple) and Claim in map(type, arg) else arg
 
 
 @ray.remote(num_cpus=0, max_restarts=STORAGE_RESTARTS, max_task_retries=-1)

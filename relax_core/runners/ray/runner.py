@@ -12,7 +12,7 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray import serve
@@ -24,7 +24,7 @@ from relax_core.observe.files import disk_errors
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
-from relax_core.runners.ray.bus import BusClient, RemoteStore
+from relax_core.runners.ray.bus import RemoteStore, reach_bus
 from relax_core.runners.ray.cluster import Cluster
 from relax_core.runners.ray.connection import RpcClient, asked
 from relax_core.runners.ray.hub import Hub, hub_options
@@ -58,7 +58,7 @@ class RayRunner:
     async def start(self, launch: Launch) -> None:
         await self._open_hub(launch)
         client = self._client = RpcClient(self._hub, "hub")
-        self.bus = cast(Bus, BusClient(client, self._store))
+        self.bus = reach_bus(client, self._store)
         self.run_status = client.service(RunStatus, "run_status")
         apps = {role: app_name(launch.run_id, role) for role in launch.plan.roles}
         self._apps = tuple(apps.values())

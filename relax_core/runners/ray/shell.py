@@ -18,7 +18,6 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
@@ -28,7 +27,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.bus import BusClient, RemoteStore
+from relax_core.runners.ray.bus import RemoteStore, reach_bus
 from relax_core.runners.ray.connection import CALL_S, RpcClient, asked
 from relax_core.runners.ray.hub import HubService, find_hub
 from relax_core.runners.ray.workers import RayWorkers
@@ -150,7 +149,7 @@ class RoleShell:
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
         client = RpcClient(hub, "hub")
-        bus = cast(Bus, BusClient(client, joined.store))
+        bus = reach_bus(client, joined.store)
         weights = client.service(WeightService, "weights")
         run_status = client.service(RunStatus, "run_status")
         devices = client.service(DeviceService, "devices")

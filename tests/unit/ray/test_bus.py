@@ -45,10 +45,10 @@ def _hub() -> Any:
 
 
 def _client(hub: Any, store: Any) -> Any:
-    from relax_core.runners.ray.bus import BusClient
+    from relax_core.runners.ray.bus import reach_bus
     from relax_core.runners.ray.connection import RpcClient
 
-    return BusClient(RpcClient(hub, "hub"), store)
+    return reach_bus(RpcClient(hub, "hub"), store)
 
 
 class _Owned:

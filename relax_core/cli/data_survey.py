@@ -51,6 +51,7 @@ from relax_core.registry import Catalogue
 from relax_core.rewards.golds import GoldReport, check_golds
 from relax_core.rewards.host import reads_golds
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rpc.isolated_pool import ProcessStarter
 
 REMEMBERED = 1 << 14
 """Most media whose facts are cached, since many rows may show the same medium."""
@@ -93,7 +94,7 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
     workers = LocalWorkers(processors.plugin_files)
     with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
         pipeline = MediaPipeline(
-            choices, workers, directory, processors.model, processors.family, access=processors.access
+            choices, ProcessStarter(workers), directory, processors.model, processors.family, access=processors.access
         )
         try:
             await pipeline.start()
@@ -134,7 +135,7 @@ async def survey_golds(found: DataFile, result: Survey) -> None:
     from relax_core.runners.local.workers import LocalWorkers
 
     workers = LocalWorkers(found.plugin_files)
-    scorer = RewardScorer(found.rewards, workers, SystemClock(), filters=found.filters)
+    scorer = RewardScorer(found.rewards, ProcessStarter(workers), SystemClock(), filters=found.filters)
     try:
         await scorer.start()
         tasks = found.tasks if isinstance(found.tasks, TaskSet) else found.source

@@ -21,7 +21,7 @@ from typing import Any, get_args
 from relax_core.api.errors import PluginError, RelaxError, SourceUnavailable
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
-from relax_core.api.role import Clock, SystemClock, Workers
+from relax_core.api.role import Clock, SystemClock
 from relax_core.api.task import Media, MediaKind, Message, Part
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_host import check_key
@@ -37,7 +37,15 @@ from relax_core.media.placeholders import (
 from relax_core.media.source import is_path, shown
 from relax_core.media.store import MediaStore
 from relax_core.registry.shapes import checked
-from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report, replaced_events
+from relax_core.rpc.isolated_pool import (
+    IsolatedPool,
+    ItemCrash,
+    ItemTimeout,
+    PoolSettings,
+    ProcessStarter,
+    replaced_events,
+    untrusted,
+)
 from relax_core.rpc.waiting import start_all
 
 REMEMBERED = 1 << 16
@@ -75,9 +83,9 @@ class MediaPipeline:
     """
 
     def __init__(
-        self, choices: Sequence[Any], workers: Workers, directory: str, model: Mapping[str, Any], family: ModelFamily,
-        limit_bytes: int | None = None, clock: Clock | None = None, access: SourceAccess | None = None,
-        replaced: Replaced = no_report,
+        self, choices: Sequence[Any], starter: ProcessStarter, directory: str, model: Mapping[str, Any],
+        family: ModelFamily, limit_bytes: int | None = None, clock: Clock | None = None,
+        access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
         """Create the pipeline; `start` starts the processors.
 
@@ -86,7 +94,7 @@ class MediaPipeline:
         self._clock = clock or SystemClock()
         self._family, self._store, self._limit = family, MediaStore(directory), limit_bytes
         self._processors = [
-            _Processor(choice, workers, directory, model, access or SourceAccess(), replaced) for choice in choices
+            _Processor(choice, starter, directory, model, access or SourceAccess()) for choice in choices
         ]
         self._by_kind: dict[str, _Processor] = {}
         self._known: OrderedDict[Any, asyncio.Future[PlaceholderTokens | str]] = OrderedDict()
@@ -321,18 +329,23 @@ class _Processor:
     """A modality processor in its own killable process."""
 
     def __init__(
-        self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any], access: SourceAccess,
-        replaced: Replaced,
-    ) -> None:  # fmt: skip
+        self, choice: Any, starter: ProcessStarter, directory: str, model: Mapping[str, Any], access: SourceAccess
+    ) -> None:
         self._choice = choice
         self.kind = ""
         """Kind of medium that the processor reads; empty until it has started."""
         self.pool = IsolatedPool(
-            [f"media-{choice.name}"], choice.chosen, "relax_core.data.media_host:MediaHost", workers,
-            timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
-            open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
-            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory, *map(str, choice.writable)),
-            replaced=replaced, check=_check_answer,
+            [f"media-{choice.name}"],
+            untrusted(
+                choice.chosen, "relax_core.data.media_host:MediaHost", memory_mb=choice.memory_mb,
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                writable=(directory, *map(str, choice.writable)),
+            ),
+            starter,
+            PoolSettings(
+                timeout_s=choice.timeout_s, tries=1, max_batch=1, opened=self._opened, check=_check_answer,
+                open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
+            ),
         )  # fmt: skip
 
     async def ask(self, method: str, media: Media) -> Any:
@@ -475,14 +488,13 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
     run = context.config
     return MediaPipeline(
         run.media,
-        context.children,
+        ProcessStarter(context.children, replaced_events(context.run_status)),
         media_store(context),
         run.model.model_dump(mode="json"),
         family,
         limit,
         context.clock,
         source_access(run.data, [run.data.train, *(table.path for table in run.eval.sets)]),
-        replaced_events(context.run_status),
     )
 
 

@@ -54,6 +54,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.roles.first_rows import row_facts
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.context import RoleContext
 from relax_core.runners.inline import InlineWorkers
 from relax_core.runners.launch import Launch
@@ -252,8 +253,9 @@ async def _scored(
     """
     needs = cast(Any, type(catalogue.build(settings.chosen))).needs_columns
     rows = list(_rows(data, settings.chosen.name, needs, label))
-    sandboxes = SandboxPool(sandbox, workers)
-    scorer = RewardScorer([settings], workers, SystemClock(), models=models, sandboxes=sandboxes)
+    starter = ProcessStarter(workers)
+    sandboxes = SandboxPool(sandbox, starter)
+    scorer = RewardScorer([settings], starter, SystemClock(), models=models, sandboxes=sandboxes)
     try:
         await scorer.start()
         await sandboxes.start()

@@ -19,7 +19,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.reward import LARGEST_REWARD
-from relax_core.api.role import Clock, Workers
+from relax_core.api.role import Clock
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
@@ -28,7 +28,15 @@ from relax_core.engines.model_rpc import model_handlers
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, GoldResult, RewardResult, Unit, check_results, pack_units
-from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report
+from relax_core.rpc.isolated_pool import (
+    Handler,
+    IsolatedPool,
+    ItemCrash,
+    ItemTimeout,
+    PoolSettings,
+    ProcessStarter,
+    untrusted,
+)
 from relax_core.rpc.waiting import start_all
 from relax_core.sandboxes.pool import SandboxPool
 
@@ -88,9 +96,9 @@ class RewardScorer:
     """All rewards of a run. `models`: engine pools that rewards may call; `sandboxes`: boxes for their programs."""
 
     def __init__(
-        self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
-        models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report,
-        sandboxes: SandboxPool | None = None, filters: Sequence[str] | None = None, failure_limit: float = LIMIT,
+        self, rewards: Sequence[RewardSettings], starter: ProcessStarter, clock: Clock, num_workers: int = 1,
+        models: Mapping[str, ModelClient] | None = None, sandboxes: SandboxPool | None = None,
+        filters: Sequence[str] | None = None, failure_limit: float = LIMIT,
     ) -> None:  # fmt: skip
         """Make the rewards' pools. `filters`: `only` of all rewards of the run, if `rewards` are only some of them.
 
@@ -103,9 +111,7 @@ class RewardScorer:
         only_of_all = [one.only for one in rewards] if filters is None else filters
         for settings in rewards:
             name = settings.label or settings.chosen.name
-            pool = RewardPool(
-                settings, name, workers, num_workers, models or {}, replaced, sandboxes, only_of_all, failure_limit
-            )
+            pool = RewardPool(settings, name, starter, num_workers, models or {}, sandboxes, only_of_all, failure_limit)
             self._rewards.append(pool)
 
     async def start(self) -> None:
@@ -223,13 +229,13 @@ class RewardPool:
     """
 
     def __init__(
-        self, settings: RewardSettings, name: str, workers: Workers, num_workers: int,
-        models: Mapping[str, ModelClient], replaced: Replaced, sandboxes: SandboxPool | None,
-        only_of_all: Sequence[str] = (), failure_limit: float = LIMIT,
+        self, settings: RewardSettings, name: str, starter: ProcessStarter, num_workers: int,
+        models: Mapping[str, ModelClient], sandboxes: SandboxPool | None, only_of_all: Sequence[str] = (),
+        failure_limit: float = LIMIT,
     ) -> None:  # fmt: skip
         self.settings, self.name, self._models = settings, name, models
         self._only_of_all = tuple(only_of_all)
-        self._sandboxes = sandboxes or SandboxPool(None, workers)
+        self._sandboxes = sandboxes or SandboxPool(None, starter)
         self.num_unanswered = 0
         """Number of samples without a result."""
         self._form = self._place = ""
@@ -242,10 +248,13 @@ class RewardPool:
         if settings.function is not None:
             component = Chosen(FUNCTION, name, {"function": settings.function})
         self._pool = IsolatedPool(
-            [f"reward-{name}-{number}" for number in range(num_workers)], component,
-            "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
-            memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env, writable=settings.writable,
-            replaced=replaced, check=check_results,
+            [f"reward-{name}-{number}" for number in range(num_workers)],
+            untrusted(
+                component, "relax_core.rewards.host:RewardHost", memory_mb=settings.memory_mb,
+                inherit_env=settings.inherit_env, writable=settings.writable,
+            ),
+            starter,
+            PoolSettings(timeout_s=settings.timeout_s, opened=self._opened, pack=pack_units, check=check_results),
         )  # fmt: skip
 
     async def start(self) -> None:

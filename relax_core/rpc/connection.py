@@ -53,8 +53,9 @@ class Connection(asyncio.BufferedProtocol):
 
     Invariants:
     - Every request ends once: with its answer, with its failure, or with ConnectionError when the connection is lost.
-    - No request is served before the peer has sent the right token.
-    - An answer of another shape closes the connection, since the peer is broken or hostile. The error names the frame.
+    - No request is served before the peer has sent the right token. Requests begin in the order of their frames.
+    - A request or answer of another shape closes the connection, since the peer is broken or hostile. The error names the
+      frame.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Connection(asyncio.BufferedProtocol):
         self._numbers = 0
         self._answers: dict[int, tuple[frozenset[int], Callable[[int, Any], None]]] = {}
         """Number of each open request -> (kinds of frames that may answer, callback)."""
-        self._why_lost = "the connection has ended"
+        self.refused = ""
+        """Description of the frame of another shape that closed the connection; empty: none did."""
+        self._bind = bind
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
         """Numbers of served streams that the peer has stopped reading."""
@@ -91,6 +94,10 @@ class Connection(asyncio.BufferedProtocol):
     async def call(self, method: str, args: Sequence[Any]) -> Any:
         """Call a method of the peer. Raises the method's error, or ConnectionError if the peer ends first."""
         return await self._request(CALL, [method, list(args), bound_fields()])
+
+    def notify(self, method: str, args: Sequence[Any]) -> None:
+        """Call a method of the peer without waiting for its answer, which is ignored."""
+        del self._answers[self._begin(CALL, [method, list(args), bound_fields()], lambda *_: None)]
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream of the peer. Closing the generator ends the stream at the peer."""
@@ -129,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, kind: int, message: Any, answered: Callable[[int, Any], None]) -> int:
         if self.lost:
-            raise ConnectionResetError(self._why_lost)
+            raise self._loss()
         self._numbers += 1
         self._send(self._numbers, kind, message)
         self._answers[self._numbers] = ITEMS if kind == STREAM else ANSWERS, answered
@@ -150,20 +157,37 @@ class Connection(asyncio.BufferedProtocol):
         self.lost = True
         self._writable.set()
         for _, answered in tuple(self._answers.values()):
-            answered(FAILURE, ConnectionResetError(self._why_lost))
+            answered(FAILURE, self._loss())
+
+    def _loss(self) -> ConnectionResetError:
+        return ConnectionResetError(f"it sent {self.refused}" if self.refused else "the connection has ended")
 
     def _refuse(self, what: str) -> None:
         """Close the connection because of a frame of another shape."""
-        self._why_lost = f"it sent {what}"
+        self.refused = what
         self._end()
         self._transport.abort()
 
     # -- serving ------------------------------------------------------------------------------------------------------
 
+    def serve_untrusted(self, call: Call) -> None:
+        """Answer the peer's calls from now on. The log fields that the peer sends are ignored."""
+        self._call, self._bind = call, lambda **_: None
+
+    async def served(self) -> None:
+        """Wait until the requests that this end serves have ended; call `close` first."""
+        mine = asyncio.current_task()
+        await asyncio.gather(*(task for task in self._serving.values() if task is not mine), return_exceptions=True)
+
     async def _serve(self, number: int, kind: int, parts: Sequence[Any]) -> None:
         try:
-            method, args, fields = messages.decode(parts[0], parts[1:])
-            bind(**fields)  # this task serves nothing else
+            request = messages.decode(parts[0], parts[1:])
+            match request:
+                case (str(method), tuple(args), dict(fields)):
+                    self._bind(**fields)  # this task serves nothing else
+                case _:
+                    self._refuse(f"a request {shown(request)}")
+                    return
             if kind == CALL and self._call is not None:
                 self._send(number, VALUE, await self._call(method, args))
             elif kind == STREAM and self._stream is not None:

@@ -56,8 +56,8 @@ class Host:
     """
 
     def __init__(self, instance: Any, build: Callable[[Chosen], Any], thread: Executor | None = None) -> None:
-        self._instance = instance
-        self._instance.build = build
+        self.instance = instance
+        self.instance.build = build
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
 
     @classmethod
@@ -81,9 +81,9 @@ class Host:
             yield item
 
     def _method(self, name: str) -> Callable[..., Any]:
-        function = None if name.startswith("_") else getattr(self._instance, name, None)
+        function = None if name.startswith("_") else getattr(self.instance, name, None)
         if not callable(function):
-            raise ConfigError("worker method", repr(name), f"{type(self._instance).__name__} has no such public method")
+            raise ConfigError("worker method", repr(name), f"{type(self.instance).__name__} has no such public method")
         return function  # type: ignore[no-any-return]
 
 

@@ -14,25 +14,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
-from relax_core.api.errors import DeadlineExceeded, PluginError, RelaxError
+from relax_core.api.errors import PluginError, RelaxError
 from relax_core.observe.process_log import bind, bound
 from relax_core.registry.error_text import plugin_frames, said
-from relax_core.rpc import messages
-from relax_core.rpc.host import Failure, describe, raised
+from relax_core.rpc.connection import Connection
+from relax_core.rpc.host import describe
 
 FLUSH_S = 0.02
 """Longest time that a finished result waits to be sent together with later results."""
 HEARTBEAT_S = 0.5
 """Seconds between heartbeats of a process that waits for its parent or runs a long call."""
 LOOP_CHECK_S = 0.1
-PARENT_SILENCE_S = 90.0
-"""Seconds without an answer or a `still_working` message before a call to the parent fails."""
-SILENCE_CHECKS = 6
-"""Checks for a message within PARENT_SILENCE_S. A blocked event loop fails only one check, then reads its messages."""
 DONE, FAILED, LATE = "done", "failed", "late"
 Result: TypeAlias = list[Any]
 """[item number, status, value]: DONE with the result, FAILED with a Failure, LATE with None."""
@@ -148,16 +143,6 @@ class IsolatedHost:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def requests(self) -> AsyncIterator[list[Any]]:
-        async for requests in self.parent.requests():
-            yield requests
-
-    async def still_working(self, number: int) -> None:
-        self.parent.still_working(number)
-
-    async def answered(self, number: int, failure: Failure | None, value: Any) -> None:
-        self.parent.answered(number, failure, value)
-
     # -- items ----------------------------------------------------------------------------------------------------
 
     async def _run_in_thread(self, work: Sequence[Work], timeout_s: float) -> AsyncIterator[Results]:
@@ -227,79 +212,31 @@ class IsolatedHost:
 
 
 class ParentChannel:
-    """Calls from an isolated process to its parent. A stream sends requests in order; answers arrive as calls.
+    """Calls from an isolated process to the handlers of its parent, over the connection on which the parent calls.
 
     Invariants:
-    - The parent begins requests in the order in which they were made.
-    - A call ends with its answer or the parent's error, unless the process ends. Arguments that can't be sent raise
-      TypeError.
-    - A call waits as long as the parent sends `still_working`. It raises DeadlineExceeded `silence_s` seconds after the
-      last of these messages.
+    - The parent begins calls in the order in which they were made. Arguments that can't be sent raise TypeError.
+    - A call ends with its answer or the parent's error, unless the process ends.
     """
 
-    def __init__(self, silence_s: float = PARENT_SILENCE_S) -> None:
-        self._silence_s = silence_s
-        self._news = asyncio.Event()
-        self._requests: list[list[Any]] = []
-        self._open: dict[int, _PendingCall] = {}
-        self._calls = 0
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._open)
+    connection: Connection
+    """The connection to the parent. The process sets it before the first call."""
+    waiting = 0
+    """Number of calls without an answer."""
 
     def notify(self, method: str, *args: Any) -> None:
         """Call a handler of the parent without waiting for it."""
-        self._requests.append([0, method, messages.encode(args)])
-        self._news.set()
+        self.connection.notify(method, args)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a handler of the parent. The caller's own deadline is paused until the answer arrives."""
-        self._calls += 1
-        number = self._calls
-        self._requests.append([number, method, messages.encode(args)])
-        self._news.set()
-        pending = self._open[number] = _PendingCall(asyncio.get_running_loop().create_future())
         pausable = _pausable.get()
+        self.waiting += 1
         try:
             with pausable.paused() if pausable is not None else nullcontext():
-                while not pending.answer.done() and pending.unheard < SILENCE_CHECKS:
-                    pending.unheard += 1
-                    await asyncio.wait({pending.answer}, timeout=self._silence_s / SILENCE_CHECKS)
-                if not pending.answer.done():
-                    raise DeadlineExceeded("a call to the parent", f"an answer to {method}", self._silence_s)
-                return pending.answer.result()
+                return await self.connection.call(method, args)
         finally:
-            self._open.pop(number, None)
-
-    async def requests(self) -> AsyncIterator[list[Any]]:
-        """Yield requests as they are made, as long as the process lives."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            requests, self._requests = self._requests, []
-            yield requests
-
-    def still_working(self, number: int) -> None:
-        """Extend the wait of a call, since the parent is working on it."""
-        if number in self._open:
-            self._open[number].unheard = 0
-
-    def answered(self, number: int, failure: Failure | None, value: Any) -> None:
-        pending = self._open.pop(number, None)
-        if pending is None or pending.answer.done():
-            return
-        if failure is not None:
-            pending.answer.set_exception(raised(failure, "parent"))
-        else:
-            pending.answer.set_result(value)
-
-
-@dataclass(slots=True, eq=False)
-class _PendingCall:
-    answer: asyncio.Future[Any]
-    unheard: int = 0
-    """Number of checks since the parent's last `still_working`."""
+            self.waiting -= 1
 
 
 class BlockedTime:

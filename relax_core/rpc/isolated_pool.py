@@ -20,7 +20,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import (
@@ -37,9 +37,10 @@ from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound_fields
 from relax_core.registry.error_text import said
 from relax_core.registry.shapes import WrongShape, checked, shown
-from relax_core.rpc import messages
-from relax_core.rpc.host import Failure, describe, raised
+from relax_core.rpc.connection import Call
+from relax_core.rpc.host import Failure, raised
 from relax_core.rpc.isolated_host import DONE, FAILED, HEARTBEAT_S, LATE, Results, who
+from relax_core.rpc.remote_worker import RemoteWorker
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -47,11 +48,6 @@ END_S = 5.0
 """Seconds for a component to release its resources when its process ends."""
 GRACE_S = 2.0
 """Seconds for the transfer of a request and its answer, added to the deadline of an item or call."""
-ANSWER_S = 60.0
-STILL_WORKING_S = 15.0
-"""Seconds between `still_working` messages to a child that waits for an answer. Without them the child's call fails."""
-UNBOUNDED_S = 1e9
-"""Time limit of the request stream, in effect none: the calls that wait for a process's work notice its death."""
 SIDE_BY_SIDE = 64
 """Number of batches that a process with a `concurrent` host runs at once. A slow item delays only its own batch."""
 MAX_BATCH = 1024
@@ -77,6 +73,40 @@ Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
 
 async def no_report(name: str, why: str, seconds: float) -> None:
     """Report nothing; the default of `Replaced`."""
+
+
+def no_handlers(opened: Any) -> Mapping[str, Handler]:
+    """Let the process make no calls; the default of `Opened`."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarter:
+    """A role's way to start processes for authors' code."""
+
+    workers: Workers
+    """The starter of child processes on the role's machine."""
+    replaced: Replaced = no_report
+
+    async def start(self, spec: WorkerSpec) -> Worker:
+        (worker,) = await self.workers.start([spec], START_S)
+        return worker
+
+
+def untrusted(
+    component: Chosen, target: str, *, memory_mb: int = 0, env: Mapping[str, str] | None = None,
+    inherit_env: Sequence[str] = (), writable: Sequence[str] = (), name: str = "",
+) -> WorkerSpec:  # fmt: skip
+    """Describe a process that runs an author's component in a host class, `target`.
+
+    `inherit_env`: variables that the process inherits besides `INHERITED_ENV`. `writable`: folders that the process may
+    write to besides its scratch folder and temporary folders.
+    """
+    return WorkerSpec(
+        name, component, target=target, memory_mb=memory_mb, env=dict(env or {}),
+        inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
+        preload=(target.partition(":")[0],),
+    )  # fmt: skip
 
 
 def replaced_events(run_status: RunStatus) -> Replaced:
@@ -108,6 +138,28 @@ class SessionLost(Exception):
         self.suspect = suspect
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSettings:
+    """The rules of one `IsolatedPool`."""
+
+    timeout_s: float
+    """Seconds that an item, or a call of a session, may take."""
+    open_args: Sequence[Any] = ()
+    """Arguments of the host's `open`."""
+    opened: Opened = no_handlers
+    tries: int = 2
+    """Number of processes that must end while they run an item before the item counts as crashed."""
+    max_batch: int = MAX_BATCH
+    """Most items that are sent to a process at once."""
+    pack: Callable[[list[Any]], Any] = list
+    """Function that encodes a batch of items for the host's `unpack`."""
+    check: Callable[[Any, Any], object] = lambda item, result: None
+    """Function of an item and its result that raises WrongShape for a result that the host never sends; the process then
+    counts as crashed."""
+    one_session_each: bool = False
+    """True: a process has one session at a time; further sessions wait."""
+
+
 class IsolatedPool:
     """Killable processes of one hosted class.
 
@@ -126,38 +178,19 @@ class IsolatedPool:
     - After `fail`, every waiting and later item raises the given error. After `stop` no process is left.
     """
 
-    def __init__(
-        self, names: Sequence[str], component: Chosen, target: str, workers: Workers, *, timeout_s: float,
-        open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
-        env: Mapping[str, str] | None = None, inherit_env: Sequence[str] = (), writable: Sequence[str] = (), tries: int = 2,
-        max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
-        replaced: Replaced = no_report, check: Callable[[Any, Any], object] = lambda item, result: None,
-    ) -> None:  # fmt: skip
-        """Make a pool of one process for each of `names`; `start` starts it.
-
-        `check(item, result)` raises WrongShape for a result that the host never sends; its process then counts as
-        crashed.
-        `open_args` are passed to the host's `open`. `inherit_env`: variables that the processes inherit besides
-        `INHERITED_ENV`. `writable`: folders that the processes may write to besides their scratch folder and
-        temporary folders. `one_session_each`: a process has one session at a time; further sessions wait.
-        """
-        spec = self._spec = WorkerSpec(
-            names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
-            inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
-            preload=(target.partition(":")[0],),
-        )  # fmt: skip
-        self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
-        self._check = check
+    def __init__(self, names: Sequence[str], spec: WorkerSpec, starter: ProcessStarter, settings: PoolSettings) -> None:
+        """Make a pool of one process for each of `names`, all like `spec`; `start` starts it."""
+        self._name, self._who, self._settings = names[0] if names else "", who(spec.component), settings
 
         def process(name: str) -> IsolatedProcess:
-            return IsolatedProcess(replace(spec, name=name), workers, open_args, opened, replaced)
+            return IsolatedProcess(replace(spec, name=name), starter, settings.open_args, settings.opened)
 
         self._processes = [process(name) for name in names]
         self._places: AbstractAsyncContextManager[Any] = (
-            asyncio.Semaphore(len(names)) if one_session_each else nullcontext()
+            asyncio.Semaphore(len(names)) if settings.one_session_each else nullcontext()
         )
         num_spare = max(len(names), MIN_SPARE) if names else 0
-        self._spare = [process(f"{spec.name}-alone-{number}") for number in range(num_spare)]
+        self._spare = [process(f"{self._name}-alone-{number}") for number in range(num_spare)]
         self._spare_places = asyncio.Semaphore(len(self._spare))
         self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
         self._unanswered: set[asyncio.Future[Any]] = set()
@@ -192,7 +225,7 @@ class IsolatedPool:
             self._sessions += 1
             number = self._sessions  # read before the await below, in which further sessions may begin
             try:
-                yield IsolatedSession(process, await process.ready(), number, self._timeout_s)
+                yield IsolatedSession(process, await process.ready(), number, self._settings.timeout_s)
             finally:
                 process.sessions -= 1
                 if alone:
@@ -206,7 +239,7 @@ class IsolatedPool:
                 done.set_exception(error)
 
     async def stop(self, error: Exception | None = None) -> None:
-        self.fail(error or RelaxError(f"{self._spec.name} was stopped"))
+        self.fail(error or RelaxError(f"{self._name} was stopped"))
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -220,7 +253,7 @@ class IsolatedPool:
             while True:
                 batch = [await self._waiting.get()]
                 await process.places.acquire()
-                share = min(self._max_batch - 1, -(-self._waiting.qsize() // len(self._processes)))
+                share = min(self._settings.max_batch - 1, -(-self._waiting.qsize() // len(self._processes)))
                 batch += [self._waiting.get_nowait() for _ in range(share)]
                 batches.create_task(self._run(process, batch))
 
@@ -241,7 +274,7 @@ class IsolatedPool:
                         left = await self._round(process, left, alone=True)
         except Exception as error:
             for item in items:
-                item.settle(charged(error, who(self._spec.component)))
+                item.settle(charged(error, self._who))
         finally:
             self._unanswered.difference_update([item.done for item in items])
 
@@ -249,13 +282,11 @@ class IsolatedPool:
         """Send items to the process once; return the items without an answer."""
         if not items:
             return []
-        worker = await process.ready()
+        worker, timeout_s = await process.ready(), self._settings.timeout_s
         left = dict(enumerate(items))
-        payload = self._pack([item.value for item in items])
+        payload = self._settings.pack([item.value for item in items])
         fields = [item.fields for item in items]
-        stream: Any = worker.stream(
-            "run_items", payload, self._timeout_s, alone, fields, timeout_s=self._timeout_s + GRACE_S
-        )
+        stream: Any = worker.stream("run_items", payload, timeout_s, alone, fields, timeout_s=timeout_s + GRACE_S)
         try:
             async with aclosing(stream) as parts:
                 async for part in parts:
@@ -264,7 +295,7 @@ class IsolatedPool:
                     for number, status, value in results:
                         failed: Exception | None = ItemTimeout() if status == LATE else None
                         if status not in (DONE, LATE):
-                            failed = charged(raised(value, worker.name), who(self._spec.component), of_item=True)
+                            failed = charged(raised(value, worker.name), self._who, of_item=True)
                         left.pop(number).settle(failed, value)
                     if must_replace:
                         await process.discard(worker, "an item exceeded its deadline or its memory limit")
@@ -276,7 +307,7 @@ class IsolatedPool:
                 first.crashes += isinstance(error, WorkerDied)
                 if isinstance(error, DeadlineExceeded):
                     first.settle(ItemTimeout())
-                elif first.crashes >= self._tries:
+                elif first.crashes >= self._settings.tries:
                     first.settle(ItemCrash(str(error)))
         return [item for item in left.values() if not item.done.done()]
 
@@ -288,7 +319,7 @@ class IsolatedPool:
             raise WrongShape(f"results: got the items {shown(numbers)}; want each once, of {sorted(left)}")
         for number, status, value in part[0]:
             if status == DONE:
-                self._check(left[number].value, value)
+                self._settings.check(left[number].value, value)
             elif status == FAILED:
                 checked(value, Failure, "results: failure")
             elif status != LATE:
@@ -348,13 +379,11 @@ class IsolatedProcess:
     """
 
     def __init__(
-        self, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any] = (), opened: Opened = lambda result: {},
-        replaced: Replaced = no_report,
-    ) -> None:  # fmt: skip
-        self._replaced = replaced
+        self, spec: WorkerSpec, starter: ProcessStarter, open_args: Sequence[Any] = (), opened: Opened = no_handlers
+    ) -> None:
+        self._spec, self._starter, self._open_args, self._opened = spec, starter, open_args, opened
         self._lost: tuple[str, float] | None = None
         """(reason, time) of the discard of a broken worker until its replacement is ready, else None."""
-        self._spec, self._workers, self._open_args, self._opened = spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
         self.users: set[int] = set()
@@ -365,7 +394,6 @@ class IsolatedProcess:
         self._started = 0
         self._starting = asyncio.Lock()  # held across a start, so that concurrent callers get the same process
         self._clearing = asyncio.Lock()
-        self._requests: asyncio.Task[None] | None = None
 
     async def ready(self) -> Worker:
         """Return the running process, or start one. Raises the error of its component's `open`."""
@@ -375,7 +403,7 @@ class IsolatedProcess:
                 self._started += 1
                 component = who(self._spec.component)
                 with waiting_for(f"starting the process of {component}"):
-                    (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
+                    worker = await self._starter.start(replace(self._spec, name=name))
                 try:
                     with waiting_for(f"opening {component}"):
                         started = await worker.call("start", *self._open_args, timeout_s=START_S)
@@ -394,11 +422,12 @@ class IsolatedProcess:
                     raise
                 if concurrent and self.width == 1:
                     self.width, self.places = SIDE_BY_SIDE, asyncio.Semaphore(SIDE_BY_SIDE)
+                if handlers:
+                    cast(RemoteWorker, worker).serve(_answering(handlers))
                 self.worker, self.users = worker, set()
                 if self._lost is not None:
                     (why, lost_at), self._lost = self._lost, None
-                    await self._replaced(self._spec.name, why, asyncio.get_running_loop().time() - lost_at)
-                self._requests = asyncio.create_task(_answer_requests(worker, handlers)) if handlers else None
+                    await self._starter.replaced(self._spec.name, why, asyncio.get_running_loop().time() - lost_at)
             return self.worker
 
     @asynccontextmanager
@@ -419,12 +448,9 @@ class IsolatedProcess:
         """Kill a broken process; return False if that was done before. `why` is empty if the process is not broken."""
         if self.worker is not worker:
             return False
-        self.worker, requests = None, self._requests
+        self.worker = None
         self._lost = (why, asyncio.get_running_loop().time()) if why else None
         await worker.kill()
-        if requests is not None:
-            requests.cancel()
-            await asyncio.gather(requests, return_exceptions=True)
         return True
 
     async def end(self, within_s: float = END_S) -> None:
@@ -524,57 +550,13 @@ class IsolatedSession:
         return ItemCrash(message) if self.alone else SessionLost(f"{message}; other samples ran in it", suspect)
 
 
-async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> None:
-    """Answer a child's calls until the child ends; then cancel the handlers that are still running."""
-    answers: set[asyncio.Task[None]] = set()
-    stream: Any = worker.stream("requests", timeout_s=UNBOUNDED_S)
-    try:
-        with suppress(WorkerDied, DeadlineExceeded):
-            async with aclosing(stream) as parts:
-                async for requests in parts:
-                    try:
-                        checked(requests, Sequence[tuple[int, str, bytes]], "requests")
-                    except WrongShape:
-                        await worker.kill()  # the calls that wait for the process notice its end
-                        return
-                    for request in requests:
-                        answer = asyncio.create_task(_answer(worker, handlers, *request))
-                        answers.add(answer)
-                        answer.add_done_callback(answers.discard)
-    finally:
-        left = tuple(answers)
-        for answer in left:
-            answer.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+def _answering(handlers: Mapping[str, Handler]) -> Call:
+    """Return a function that answers the calls of a process with its handlers."""
 
-
-async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, method: str, packed: bytes) -> None:
-    """Answer a child's call with its handler's result or error; send `still_working` until then."""
-
-    async def work() -> Any:
+    async def answer(method: str, args: Sequence[Any]) -> Any:
         if method not in handlers:
             raise ConfigError("call to the parent", repr(method), f"call one of {', '.join(handlers)}")
-        answer = handlers[method](*messages.decode(packed))
-        return await answer if inspect.isawaitable(answer) else answer
+        answered = handlers[method](*args)
+        return await answered if inspect.isawaitable(answered) else answered
 
-    working = asyncio.ensure_future(work())
-    try:
-        while not (await asyncio.wait({working}, timeout=STILL_WORKING_S if number else None))[0]:
-            with suppress(WorkerDied, DeadlineExceeded):
-                await worker.call("still_working", number, timeout_s=ANSWER_S)
-    finally:
-        working.cancel()
-    if working.cancelled():
-        failure: Failure | None = Failure("InfrastructureError", f"{method} was cancelled by the run")
-    else:
-        error = working.exception()
-        failure = None if error is None else describe(error)
-    if not number:
-        return
-    with suppress(WorkerDied, DeadlineExceeded):
-        try:
-            await worker.call("answered", number, failure, None if failure else working.result(), timeout_s=ANSWER_S)
-        except (WorkerDied, DeadlineExceeded):
-            raise
-        except Exception as error:  # such as an answer that can't be sent
-            await worker.call("answered", number, describe(error), None, timeout_s=ANSWER_S)
+    return answer

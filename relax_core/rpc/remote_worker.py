@@ -11,7 +11,7 @@ from typing import Any
 
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.role import Clock
-from relax_core.rpc.connection import Connection
+from relax_core.rpc.connection import Call, Connection
 
 
 class RemoteWorker(ABC):
@@ -24,6 +24,10 @@ class RemoteWorker(ABC):
     @abstractmethod
     async def _died(self, method: str, error: Exception) -> WorkerDied:
         """Return the error to raise when the connection ended during a call of `method`."""
+
+    def serve(self, call: Call) -> None:
+        """Answer the calls of the worker's process from now on. The process may run an author's code."""
+        self._connection.serve_untrusted(call)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         start = self._clock.now()

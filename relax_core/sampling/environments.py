@@ -21,7 +21,6 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.environment import Action, Environment, Observation, PromptRefused, Tool
 from relax_core.api.errors import PluginError, RelaxError
-from relax_core.api.role import Workers
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import MediaKind, Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
@@ -36,9 +35,10 @@ from relax_core.rpc.isolated_pool import (
     IsolatedSession,
     ItemCrash,
     ItemTimeout,
-    Replaced,
+    PoolSettings,
+    ProcessStarter,
     SessionLost,
-    no_report,
+    untrusted,
 )
 from relax_core.rpc.messages import PlainData
 from relax_core.sampling.episode import (
@@ -87,8 +87,8 @@ class EnvironmentPool:
     """
 
     def __init__(
-        self, choice: EnvironmentChoice, workers: Workers, *, build: Callable[[Chosen], Any],
-        models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report, retried: Retried | None = None,
+        self, choice: EnvironmentChoice, starter: ProcessStarter, *, build: Callable[[Chosen], Any],
+        models: Mapping[str, ModelClient] | None = None, retried: Retried | None = None,
         sandboxes: SandboxPool | None = None, tools: tuple[Tool, ...] | None = None,
     ) -> None:  # fmt: skip
         """Build the prototype of the instances; start no process yet.
@@ -96,7 +96,7 @@ class EnvironmentPool:
         `models`: clients of auxiliary pools by name. `sandboxes`: the pool in which programs run. `tools`: the tools
         found for this run; None for the class's own. Raises PluginError for an `in_process` class that needs a sandbox.
         """
-        self._retried, self._sandboxes = retried, sandboxes or SandboxPool(None, workers)
+        self._retried, self._sandboxes = retried, sandboxes or SandboxPool(None, starter)
         self._name, self._retries, self._models = choice.known_as, choice.retries, models or {}
         self._timeouts = choice.timeout_s, choice.total_timeout_s
         self._prototype: Environment = build(choice.chosen)
@@ -113,10 +113,16 @@ class EnvironmentPool:
         self._driven: dict[int, _DrivenSample] = {}
         names = [f"environment-{choice.known_as}-{number}" for number in range(choice.workers)]
         self._processes = IsolatedPool(
-            [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
-            workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
-            inherit_env=choice.inherit_env, writable=writable_folders(choice, self._prototype), open_args=(tools,),
-            one_session_each=choice.isolation == "sample", replaced=replaced,
+            [] if self._in_process else names,
+            untrusted(
+                choice.chosen, "relax_core.sampling.environments:EnvironmentHost", memory_mb=choice.memory_mb,
+                inherit_env=choice.inherit_env, writable=writable_folders(choice, self._prototype),
+            ),
+            starter,
+            PoolSettings(
+                timeout_s=choice.timeout_s, opened=self._handlers, open_args=(tools,),
+                one_session_each=choice.isolation == "sample",
+            ),
         )  # fmt: skip
 
     @property

@@ -32,7 +32,7 @@ from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound
 from relax_core.rewards.golds import check_golds
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
-from relax_core.rpc.isolated_pool import replaced_events
+from relax_core.rpc.isolated_pool import ProcessStarter, replaced_events
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
@@ -78,23 +78,22 @@ class RolloutWorker:
             self._remarks = [("warning", remark) for remark in remarks]
         rewards = [RewardSettings.of(table, context.functions) for table in run.rewards]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
-        replaced = replaced_events(context.run_status)
+        starter = ProcessStarter(children, replaced_events(context.run_status))
 
         async def retried(name: str, why: str) -> None:
             await context.run_status.emit(WorkRetried(name, "samples", 1, why))
 
-        self._sandboxes = sandboxes = SandboxPool(run.sandbox, children)
+        self._sandboxes = sandboxes = SandboxPool(run.sandbox, ProcessStarter(children))
         self.scorer = RewardScorer(
-            rewards, children, context.clock, models=pools.clients, replaced=replaced, sandboxes=sandboxes,
+            rewards, starter, context.clock, models=pools.clients, sandboxes=sandboxes,
             failure_limit=run.rollout.failure_limit,
         )  # fmt: skip
         self._environments = {
             choice.known_as: EnvironmentPool(
                 choice,
-                children,
+                starter,
                 build=build,
                 models=pools.clients,
-                replaced=replaced,
                 retried=retried,
                 sandboxes=sandboxes,
                 tools=tools.get(choice.known_as),

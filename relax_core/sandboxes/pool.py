@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
-from relax_core.api.role import Worker, Workers, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.api.sandbox import Box, ProgramResult, SandboxLimits
 from relax_core.registry.shapes import checked
 from relax_core.rpc.isolated_host import ParentChannel
-from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler, IsolatedProcess
+from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler, IsolatedProcess, ProcessStarter
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of each reward and environment process
     from relax_core.config.run_config import SandboxChoice
@@ -48,15 +48,14 @@ class SandboxPool:
     - A box ends with the sample that opened it, even if the sample's process was killed.
     """
 
-    def __init__(self, choice: SandboxChoice | None, workers: Workers) -> None:
+    def __init__(self, choice: SandboxChoice | None, starter: ProcessStarter) -> None:
         if choice is None:
             from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
 
             choice = SandboxChoice(chosen=Chosen("sandbox", DEFAULT_SANDBOX))
         target = "relax_core.sandboxes.host:SandboxHost"
-        self._process = IsolatedProcess(
-            WorkerSpec("sandbox", choice.chosen, target=target, inherit_env=INHERITED_ENV), workers
-        )
+        spec = WorkerSpec("sandbox", choice.chosen, target=target, inherit_env=INHERITED_ENV)
+        self._process = IsolatedProcess(spec, starter)
         self._programs = asyncio.Semaphore(choice.programs or os.cpu_count() or 1)
         self._boxes = asyncio.Semaphore(choice.boxes)
         self._needed = False
@@ -87,29 +86,13 @@ class SandboxPool:
     async def box(self, limits: SandboxLimits, waiting: Waiting = nullcontext) -> AsyncIterator[_RemoteBox]:
         async with _place(self._boxes, waiting):
             worker, number = await self._process.ready(), next(self._numbers)
+            box = _RemoteBox(self._process, worker, number, limits, self._programs, waiting)
             try:
-                python = await self._call(worker, "open_box", number, limits, timeout_s=GRACE_S)
-                yield _RemoteBox(self, worker, number, python, limits, waiting)
+                box.python = await box.call("open_box", limits, timeout_s=GRACE_S)
+                yield box
             finally:
                 with suppress(InfrastructureError):
-                    await asyncio.shield(self._call(worker, "close_box", number, timeout_s=GRACE_S))
-
-    async def run(
-        self, box: _RemoteBox, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
-    ) -> Any:
-        async with nullcontext() if socket else _place(self._programs, box.waiting):
-            arguments, timeout_s = (command, stdin, env, wall_s, socket), (wall_s or box.limits.wall_s) + GRACE_S
-            return await self._call(box.worker, "run", box.number, *arguments, timeout_s=timeout_s)
-
-    async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call the sandbox's process; if the process died or does not answer, kill it and give up all its boxes."""
-        if self._process.worker is not worker:
-            raise InfrastructureError("sandbox: the process of this box has ended and the box is lost; open a new box")
-        try:
-            return await worker.call(method, *args, timeout_s=timeout_s)
-        except (DeadlineExceeded, WorkerDied) as error:
-            await self._process.discard(worker, str(error))
-            raise InfrastructureError(f"sandbox: {error}") from error
+                    await asyncio.shield(box.call("close_box", timeout_s=GRACE_S))
 
 
 @asynccontextmanager
@@ -125,17 +108,33 @@ async def _place(places: asyncio.Semaphore, waiting: Waiting) -> AsyncIterator[N
 class _RemoteBox:
     """A box in the sandbox's process."""
 
+    python = ""
+    """Path of a Python interpreter in the box."""
+
     def __init__(
-        self, pool: SandboxPool, worker: Worker, number: int, python: str, limits: SandboxLimits, waiting: Waiting
-    ) -> None:
-        self.worker, self.number, self.python, self.limits = worker, number, python, limits
-        self.waiting = waiting
-        self._pool = pool
+        self, process: IsolatedProcess, worker: Worker, number: int, limits: SandboxLimits,
+        programs: asyncio.Semaphore, waiting: Waiting,
+    ) -> None:  # fmt: skip
+        self._process, self._worker, self._number, self._limits = process, worker, number, limits
+        self._programs, self._waiting = programs, waiting
 
     async def do(self, method: str, *args: Any) -> Any:
-        if method == "run":
-            return await self._pool.run(self, *args)
-        return await self._pool._call(self.worker, method, self.number, *args, timeout_s=GRACE_S)
+        """Call one of `METHODS` of the box; a program waits for a slot."""
+        if method != "run":
+            return await self.call(method, *args, timeout_s=GRACE_S)
+        *_, wall_s, socket = args
+        async with nullcontext() if socket else _place(self._programs, self._waiting):
+            return await self.call("run", *args, timeout_s=(wall_s or self._limits.wall_s) + GRACE_S)
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call the sandbox's process; if the process died or does not answer, kill it and give up all its boxes."""
+        if self._process.worker is not self._worker:
+            raise InfrastructureError("sandbox: the process of this box has ended and the box is lost; open a new box")
+        try:
+            return await self._worker.call(method, self._number, *args, timeout_s=timeout_s)
+        except (DeadlineExceeded, WorkerDied) as error:
+            await self._process.discard(self._worker, str(error))
+            raise InfrastructureError(f"sandbox: {error}") from error
 
 
 class _LentBoxes:

@@ -26,6 +26,7 @@ from relax_core.api.task import Part
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.media.source import read_source
 from relax_core.media.store import MediaStore, key_bytes
+from relax_core.rpc.isolated_pool import ProcessStarter
 from tests.benchmarks import report
 
 CONFIG = {
@@ -125,7 +126,14 @@ async def _through_pipeline(
     choice = SimpleNamespace(chosen=Chosen("modality-processor", kind), name=kind, timeout_s=60.0, memory_mb=4096, max_mb=256,
                              writable=(),
                              preview_kb=preview_kb)  # fmt: skip
-    pipeline = MediaPipeline([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
+    pipeline = MediaPipeline(
+        [choice],
+        ProcessStarter(workers),
+        str(store),
+        model,
+        Places(),
+        limit_bytes=1 << 40,  # type: ignore[arg-type]
+    )
     try:
         await pipeline.start()
         first = [Message("user", (Part(media=Media(kind, str(files[0]), view=None)),))]

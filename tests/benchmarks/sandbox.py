@@ -21,6 +21,7 @@ from relax_core.api.role import WorkerSpec
 from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
 from relax_core.registry import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sandboxes.pool import SandboxPool
 from tests.benchmarks import report
@@ -60,7 +61,7 @@ async def measure(repeats: int, boxes: int) -> list[report.Row]:
             await timed(took.setdefault(f"{name} without", []), lambda words=words: plainly(*words))
         await box.close()
     workers = LocalWorkers()
-    pool = SandboxPool(None, workers)
+    pool = SandboxPool(None, ProcessStarter(workers))
     pool.handlers(LIMITS)
     await pool.start()
 
@@ -90,8 +91,10 @@ async def measure(repeats: int, boxes: int) -> list[report.Row]:
 async def code_ms(sandbox: str, programs: int) -> float:
     """Milliseconds for each right program of two cases that the reward `code` scores in a sandbox."""
     workers = LocalWorkers()
-    pool = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox)), workers)
-    scorer = RewardScorer([RewardSettings(Chosen("reward", "code"))], workers, SystemClock(), sandboxes=pool)
+    pool = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox)), ProcessStarter(workers))
+    scorer = RewardScorer(
+        [RewardSettings(Chosen("reward", "code"))], ProcessStarter(workers), SystemClock(), sandboxes=pool
+    )
     try:
         await pool.start()
         await scorer.start()

@@ -17,12 +17,13 @@ from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
 from relax_core.api.errors import PluginError
 from relax_core.api.role import SystemClock, WorkerSpec
 from relax_core.config.run_config import EnvironmentChoice
+from relax_core.observe.process_log import bound_fields
 from relax_core.rewards.host import RewardResult, check_results
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.rpc import connection, messages
 from relax_core.rpc.connection import HEAD, Connection
 from relax_core.rpc.host import Failure
-from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash
+from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, PoolSettings, ProcessStarter, untrusted
 from relax_core.sampling.environments import EnvironmentPool
 from tests.odd_inputs import authors
 from tests.unit.sampling.toy_policy import Script, play
@@ -81,6 +82,30 @@ async def test_a_frame_of_another_shape_closes_the_connection(entry: dict[str, A
         theirs.close()
 
 
+@entries("request")
+async def test_a_call_of_another_shape_closes_the_connection_to_a_process(entry: dict[str, Any]) -> None:
+    ours, theirs = socket.socketpair()
+    lost, asked = asyncio.Event(), asyncio.Event()
+
+    async def answer(method: str, args: Sequence[Any]) -> None:
+        assert (method, args, bound_fields()) == ("ask", ("x",), {}), "the process sets no fields of the parent's log"
+        asked.set()
+
+    mine = Connection("odd", on_lost=lambda _: lost.set())
+    await asyncio.get_running_loop().create_unix_connection(lambda: mine, sock=ours)
+    mine.serve_untrusted(answer)
+    mine._greeted = True
+    try:
+        body = messages.encode(value(entry["value"]))
+        theirs.sendall(HEAD.pack(1, connection.CALL, 0, len(body)) + body)
+        async with asyncio.timeout(20):
+            await (asked if entry.get("ok") else lost).wait()
+        assert mine.refused == entry.get("says", "")
+    finally:
+        mine.close()
+        theirs.close()
+
+
 class LyingWorker:
     """A worker that answers with values of the table."""
 
@@ -116,14 +141,15 @@ async def test_results_of_another_shape_crash_the_process_and_name_the_reward(en
     opened = (False, False, ("sample", "odd.py:1", (), None, False))
     workers: Any = LyingWorkers({"start": entry.get("start", opened), "run_items": entry.get("sends")})
     if "start" in entry:
-        scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], workers, SystemClock())
+        scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
         with pytest.raises(PluginError) as failed:
             await scorer.start()
         assert entry["raises"] in str(failed.value) and failed.value.exit_code == 3
         return
     pool = IsolatedPool(
-        ["reward-odd-0"], Chosen("reward", "odd"), "none", workers, timeout_s=9.0, pack=len, check=check_results
-    )
+        ["reward-odd-0"], untrusted(Chosen("reward", "odd"), "none"), ProcessStarter(workers),
+        PoolSettings(timeout_s=9.0, pack=len, check=check_results),
+    )  # fmt: skip
     await pool.start()
     try:
         async with asyncio.timeout(20):
@@ -147,7 +173,7 @@ async def test_a_reward_whose_process_sends_invalid_frames_gives_outcomes_and_no
         "run_items": '([[0, "done", ["1"]]], False)',
     }
     workers: Any = LyingWorkers(answers)
-    scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], workers, SystemClock())
+    scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
     await scorer.start()
     ((scored,),) = await scorer.score([(SAMPLE[0], [SAMPLE[1]])])
     await scorer.stop()
@@ -159,7 +185,7 @@ async def test_an_environment_whose_process_sends_invalid_frames_fails_its_sampl
     answers = {"start": (False, False, ((), None)), "reset": ["", ((), ""), ""], "step": entry["sends"]}
     workers: Any = LyingWorkers({**answers, "close": ["", None, ""]})
     choice = EnvironmentChoice(chosen=Chosen("environment", "odd"), timeout_s=9.0)
-    pool = EnvironmentPool(choice, workers, build=lambda chosen: authors.OddEnvironment())
+    pool = EnvironmentPool(choice, ProcessStarter(workers), build=lambda chosen: authors.OddEnvironment())
     await pool.start()
     try:
         async with asyncio.timeout(20):

@@ -60,6 +60,7 @@ from relax_core.observe.spans import Unwatched
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.rpc import messages
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.inline import InlineWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
@@ -101,7 +102,7 @@ async def isolated(name: str) -> AsyncIterator[EnvironmentPool]:
     """The pool's path through a host, with all values encoded and decoded, but without a process."""
     workers = InlineWorkers(Builder())
     choice = EnvironmentChoice(chosen=Chosen("environment", name), timeout_s=30.0)
-    pool = EnvironmentPool(choice, workers, build=Builder().build)
+    pool = EnvironmentPool(choice, ProcessStarter(workers), build=Builder().build)
     try:
         await pool.start()
         yield pool
@@ -197,7 +198,9 @@ async def test_a_reward_fails_the_samples_that_it_judged(entry: dict[str, Any]) 
     form = next(name for name in ("sample", "group", "batch") if name in entry)
     name = {"sample": "OddReward", "group": "OddGroupReward", "batch": "OddBatchReward"}[form]
     workers = InlineWorkers(Builder())
-    scorer = RewardScorer([RewardSettings(Chosen("reward", name), timeout_s=30.0)], workers, SystemClock())
+    scorer = RewardScorer(
+        [RewardSettings(Chosen("reward", name), timeout_s=30.0)], ProcessStarter(workers), SystemClock()
+    )
     trajectories = [Trajectory((*PROMPT, Message("assistant", text)), text, ()) for text in ("a", "b")]
     try:
         await scorer.start()

@@ -19,6 +19,7 @@ from relax_core.api import Chosen, Outcome, ProgramEnd, ProgramResult, Task, Tra
 from relax_core.config.run_config import EnvironmentChoice, SandboxChoice
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
@@ -58,7 +59,9 @@ class Machine:
 
     def __init__(self, sandbox: str = "bubblewrap") -> None:
         self.children = LocalWorkers([])
-        self.sandboxes = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox), programs=1), self.children)
+        self.sandboxes = SandboxPool(
+            SandboxChoice(chosen=Chosen("sandbox", sandbox), programs=1), ProcessStarter(self.children)
+        )
 
     @asynccontextmanager
     async def boxed(self, timeout_s: float = 60.0, **options: Any) -> AsyncIterator[Boxed]:
@@ -69,7 +72,9 @@ class Machine:
             **options,
         }
         choice = EnvironmentChoice(chosen=Chosen("environment", "agent", told), timeout_s=timeout_s)
-        pool = EnvironmentPool(choice, self.children, build=Catalogue.load([]).build, sandboxes=self.sandboxes)
+        pool = EnvironmentPool(
+            choice, ProcessStarter(self.children), build=Catalogue.load([]).build, sandboxes=self.sandboxes
+        )
         try:
             await pool.start()
             await self.sandboxes.start()

@@ -20,6 +20,7 @@ from relax_core.api import Chosen, ConfigError, DeadlineExceeded, Message, Outco
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.inline import DebuggerLoop, InlineWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
@@ -129,7 +130,7 @@ def test_a_function_that_blocks_its_thread_plays_on_the_inline_runner() -> None:
         catalogue = Catalogue.load([])
         choice = EnvironmentChoice(chosen=Chosen("environment", "agent", function("guesses")), timeout_s=60.0)
         workers = InlineWorkers(catalogue)
-        pool = EnvironmentPool(choice, workers, build=catalogue.build)
+        pool = EnvironmentPool(choice, ProcessStarter(workers), build=catalogue.build)
         await pool.start()
         try:
             return await played(pool, "yes", "no")

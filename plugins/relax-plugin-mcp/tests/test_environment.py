@@ -34,6 +34,7 @@ from relax_core.api.task import Part, ToolCall
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import free_port
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
@@ -268,7 +269,7 @@ async def played(server: dict[str, Any], *lines: str) -> tuple[tuple[Tool, ...],
     run: Any = type("Run", (), {"environment": choice, "environments": ()})
     try:
         found = await found_tools(run, build, workers)
-        pool = EnvironmentPool(choice, workers, build=build, tools=found["mcp"])
+        pool = EnvironmentPool(choice, ProcessStarter(workers), build=build, tools=found["mcp"])
         await pool.start()
         async with asyncio.timeout(120):
             trajectory = await pool.play(lambda environment: play(environment, Script(*lines), limits=LIMITS))

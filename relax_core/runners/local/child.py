@@ -21,6 +21,7 @@ from relax_core.observe.process_log import send_to_parent
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import Host, describe
+from relax_core.rpc.isolated_host import IsolatedHost
 from relax_core.runners.local.keeper import fork_kept
 from relax_core.runners.local.landlock import give_up_writing, is_below
 from relax_core.runners.local.mode_filter import refuse_mode_changes
@@ -49,6 +50,8 @@ def serve(channel: int) -> None:
     try:
         host = _host(certificate)
         connection = Connection("parent", host.call, host.stream)
+        if isinstance(host.instance, IsolatedHost):
+            host.instance.parent.connection = connection
     except BaseException as error:
         connection = Connection("parent", failure=describe(error))
     asyncio.run(_serve(connection, socket.socket(fileno=channel)))

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import revealed
-from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec, visible_environment
+from relax_core.api.role import Clock, SystemClock, WorkerSpec, visible_environment
 from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
@@ -168,10 +168,10 @@ class LocalWorker(RemoteWorker):
         self._process = process
 
     async def _died(self, method: str, error: Exception) -> WorkerDied:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REAP_S):
-                await self._process.wait()
-        code = self._process.returncode
+        code = None
+        if not self._connection.refused:
+            await self.wait(REAP_S)
+            code = self._process.returncode
         state = f"ended with status {code}" if code is not None else f"stopped answering ({error})"
         return WorkerDied(
             f"worker {self.name} (pid {self.pid}) {state} during {method}; its log is logs/{self.name}.log"
@@ -184,16 +184,21 @@ class LocalWorker(RemoteWorker):
     def alive(self) -> bool:
         return self._process.returncode is None
 
-    async def stop(self, timeout_s: float = 5.0) -> None:
-        self._process.close_stdin()
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until the process has ended, at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        self._process.close_stdin()
+        await self.wait(timeout_s)
         await self.kill()
 
     async def kill(self) -> None:
         await self._process.kill()
         self._connection.close()
+        await self._connection.served()
 
 
 class LocalWorkers:
@@ -231,7 +236,7 @@ class LocalWorkers:
             redactor=Redactor(revealed(launch.config)), run_env=launch.run_env, about={"run": launch.run_id, "role": role},
         )  # fmt: skip
 
-    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[LocalWorker, ...]:
         self._started = [worker for worker in self._started if worker.alive]
         starting = [asyncio.create_task(self._start(spec, timeout_s)) for spec in specs]
         try:
@@ -271,7 +276,13 @@ class LocalWorkers:
             ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        connection = Connection(spec.name)
+
+        def lost(connection: Connection) -> None:
+            connection.close()
+            if connection.refused:
+                process.close_stdin()  # which ends the process, also while no call waits for it
+
+        connection = Connection(spec.name, on_lost=lost)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)

@@ -23,6 +23,7 @@ from relax_core.engines.factories import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from tests.unit.engines.pool_fixtures import Gate, engines, until
@@ -103,7 +104,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def judging(plugin: str, name: str, client: Any, timeout_s: float = 60.0) -> AsyncIterator[RewardScorer]:
     children, models = LocalWorkers([plugin]), ({"judge": client} if client else {})
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), models=models
+        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)],
+        ProcessStarter(children),
+        SystemClock(),
+        models=models,
     )
     try:
         await scorer.start()
@@ -186,7 +190,7 @@ async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> N
     async with engines(1) as (pool, _, _):
         models = {"judge": client_of(pool)}
         choice = EnvironmentChoice(chosen=Chosen("environment", "hinting"))
-        environments = EnvironmentPool(choice, children, build=catalogue.build, models=models)
+        environments = EnvironmentPool(choice, ProcessStarter(children), build=catalogue.build, models=models)
         try:
             await environments.start()
             async with environments.instance() as handle:

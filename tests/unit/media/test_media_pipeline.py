@@ -19,6 +19,7 @@ from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, REST
 from relax_core.media.access import SourceAccess
 from relax_core.media.placeholders import MediaRefused
 from relax_core.media.store import MediaStore
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.session import Branch, Limits, Sample
 from tests.unit.media.test_media_store import DAMAGES
@@ -112,7 +113,14 @@ async def pipeline(
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, "writable": (), **keys},
     )  # fmt: skip
     made = MediaPipeline(
-        [choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes, clock or FastClock(), access
+        [choice],
+        ProcessStarter(children),
+        str(tmp_path / "media"),
+        {},
+        Shown(),
+        limit_bytes,
+        clock or FastClock(),
+        access,
     )
     try:
         await made.start(known_groups)

@@ -21,7 +21,7 @@ from relax_core.api.role import RunStatus
 from relax_core.data.tasks import applies
 from relax_core.rewards.host import RewardHost, pack_units
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings, ScoredSample
-from relax_core.rpc.isolated_pool import replaced_events
+from relax_core.rpc.isolated_pool import ProcessStarter, replaced_events
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from tests.processes import gone, kept_worker, named
@@ -132,7 +132,7 @@ async def scoring(
 ) -> AsyncIterator[RewardScorer]:
     run_status = run_status or RunStatusService(SystemClock())
     children = LocalWorkers([str(plugin)])
-    scorer = RewardScorer(choices, children, SystemClock(), num_workers, replaced=replaced_events(run_status))
+    scorer = RewardScorer(choices, ProcessStarter(children, replaced_events(run_status)), SystemClock(), num_workers)
     try:
         await scorer.start()
         yield scorer

@@ -16,7 +16,7 @@ from relax_core.api.role import PROGRAM_ENV, visible_environment
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
-from relax_core.rpc.isolated_pool import INHERITED_ENV
+from relax_core.rpc.isolated_pool import INHERITED_ENV, ProcessStarter
 from relax_core.runners.local.landlock import MIN_VERSION, landlock_version
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
@@ -121,7 +121,7 @@ def check(told: dict[str, Any], run: Path) -> None:
 
 async def test_a_reward_sees_no_credential_and_cannot_touch_the_run(run: Path, workers: LocalWorkers) -> None:
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", "thief"), inherit_env=("NAMED_KEY",))], workers, SystemClock()
+        [RewardSettings(Chosen("reward", "thief"), inherit_env=("NAMED_KEY",))], ProcessStarter(workers), SystemClock()
     )
     try:
         await scorer.start()
@@ -137,7 +137,7 @@ async def test_an_environment_sees_no_credential_and_cannot_touch_the_run(
     run: Path, workers: LocalWorkers, plugin: str
 ) -> None:
     choice = EnvironmentChoice(chosen=Chosen("environment", "burglar"), inherit_env=("NAMED_KEY",))
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load([plugin]).build)
+    pool = EnvironmentPool(choice, ProcessStarter(workers), build=Catalogue.load([plugin]).build)
     try:
         await pool.start()
         async with pool.instance() as environment:

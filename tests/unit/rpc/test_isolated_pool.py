@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen
-from relax_core.api.errors import DeadlineExceeded
 from relax_core.observe.process_log import bound, bound_fields
-from relax_core.rpc import isolated_pool, messages
-from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
-from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
+from relax_core.rpc.connection import CALL
+from relax_core.rpc.isolated_host import IsolatedHost
+from relax_core.rpc.isolated_pool import (
+    IsolatedPool,
+    ItemCrash,
+    ItemTimeout,
+    PoolSettings,
+    ProcessStarter,
+    untrusted,
+)
 from relax_core.runners.local.workers import LocalWorkers
 from tests.passing import an_hour_passes
 from tests.processes import gone, kept_worker
-from tests.unit.roles.virtual_time import run_virtual
 
 COMPONENT = Chosen("test", "words")
 
@@ -52,6 +57,9 @@ class Words(IsolatedHost):
     async def told(self, number: int, word: str) -> Any:
         self.parent.notify("tell", number, word)
         return await self.parent.call("ask", number)
+
+    async def babble(self, number: int) -> None:
+        asyncio.get_running_loop().call_soon(self.parent.connection._send, 1000, CALL, 5)  # after the answer
 
     def fields(self, number: int) -> dict[str, Any]:
         return bound_fields()
@@ -87,7 +95,9 @@ async def pool(host: str = "Words", count: int = 1, **options: Any) -> AsyncIter
     workers = LocalWorkers()
     target = f"tests.unit.rpc.test_isolated_pool:{host}"
     names = [f"words-{number}" for number in range(count)]
-    made = IsolatedPool(names, COMPONENT, target, workers, **{"timeout_s": 60.0, **options})
+    process = {name: options.pop(name) for name in ("memory_mb", "env", "inherit_env") if name in options}
+    settings = PoolSettings(**{"timeout_s": 60.0, **options})
+    made = IsolatedPool(names, untrusted(COMPONENT, target, **process), ProcessStarter(workers), settings)
     try:
         async with asyncio.timeout(300):
             await made.start()
@@ -187,39 +197,13 @@ async def test_an_answer_of_the_parent_that_fails_on_its_way_is_an_error_and_no_
     assert "can't travel" in str(failed[0]) and "cancelled" in str(failed[1]) and "Untold" in str(failed[2])
 
 
-def test_a_call_to_the_parent_waits_as_long_as_the_parent_works_on_it_and_no_longer() -> None:
-    async def scene() -> None:
-        channel = ParentChannel(silence_s=30.0)
-        requests = channel.requests()
-        waiting = asyncio.create_task(channel.call("ask", "x"))
-        ((number, method, _),) = await anext(requests)
-        for _ in range(5):
-            await asyncio.sleep(10.0)
-            channel.still_working(number)
-        assert not waiting.done()
-        with pytest.raises(DeadlineExceeded, match="parent.*ask"):
-            await waiting
-        assert method == "ask" and not channel.waiting
-
-    run_virtual(scene(), 100.0)
-
-
-async def test_the_parent_reports_that_it_works_on_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_pool, "STILL_WORKING_S", 0.05)
-    told: list[str] = []
-
-    async def ask(item: str) -> str:
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
-        return item
-
-    async def listening(worker: Any, method: str, *args: Any, timeout_s: float) -> Any:
-        told.append(method)
-
-    async with asyncio.timeout(60):
-        worker = type("Listening", (), {"call": listening})()
-        await isolated_pool._answer(worker, {"ask": ask}, 7, "ask", messages.encode(("x",)))
-    assert told[:3] == ["still_working"] * 3 and told[-1] == "answered"
+async def test_a_process_that_sends_a_call_of_another_shape_is_killed_without_a_waiting_call() -> None:
+    async with pool() as made, made.session() as session:
+        worker: Any = made._processes[0].worker
+        await session.call("babble")
+        await worker._process.wait()
+        with pytest.raises(ItemCrash, match=r"stopped answering \(it sent a request 5"):
+            await session.call("fields")
 
 
 async def test_a_session_loses_its_state_with_its_process() -> None:

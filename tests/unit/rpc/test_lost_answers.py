@@ -146,7 +146,7 @@ async def test_a_caller_that_repeats_the_number_of_an_open_call_is_disconnected(
     connection._send(connection._numbers, CALL, ["second", [], {}])
     with pytest.raises(ConnectionError):
         await first
-    assert served._why_lost == f"it sent a second request with the number {connection._numbers}"
+    assert served.refused == f"a second request with the number {connection._numbers}"
     ends.set()
     await asyncio.gather(*served._serving.values())
     await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from typing import Any
 from relax_core.api import Chosen
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 
@@ -21,7 +22,7 @@ async def environment_pool(
     """Start the pool of an environment; stop the pool and its processes at the end."""
     workers = LocalWorkers(plugins)
     choice = EnvironmentChoice(chosen=Chosen("environment", name, options), timeout_s=timeout_s)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(plugins).build)
+    pool = EnvironmentPool(choice, ProcessStarter(workers), build=Catalogue.load(plugins).build)
     try:
         await pool.start()
         yield pool

@@ -15,6 +15,7 @@ from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome
 from relax_core.api.errors import PoolFailed
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import SAMPLING, PendingRequest, SamplingParams
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
@@ -89,7 +90,7 @@ class Praised(SingleTurn):
 @pytest.mark.parametrize(("environment", "once"), [(SingleTurn, True), (Praised, False)])
 def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn], once: bool) -> None:
     choice = EnvironmentChoice(chosen=Chosen("environment", "single-turn"))
-    pool = EnvironmentPool(choice, LocalWorkers(), build=lambda _: environment())
+    pool = EnvironmentPool(choice, ProcessStarter(LocalWorkers()), build=lambda _: environment())
     assert pool.answers_once is once
 
 

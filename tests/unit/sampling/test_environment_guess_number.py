@@ -14,6 +14,7 @@ from relax_contrib.recipes.quickstart.model import EOS, save_tokenizer
 from relax_core.api import Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.engines.requests import PendingRequest
 from relax_core.rewards.scorer import RewardScorer
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from relax_core.testing.environment import EnvironmentSuite
@@ -92,7 +93,7 @@ async def test_a_secret_out_of_range_is_an_outcome_that_names_the_task(family: C
 
 
 async def test_without_rewards_the_hit_is_the_samples_value(family: ChatFamily) -> None:
-    scorer = RewardScorer([], LocalWorkers(), SystemClock())
+    scorer = RewardScorer([], ProcessStarter(LocalWorkers()), SystemClock())
     games = [await play(family, always(family, "a"), secret) for secret in "ab"]
     ((hit, miss),) = await scorer.score([(Task("t", "?"), games)])
     assert (hit.value, miss.value) == (1.0, 0.0)

@@ -18,6 +18,7 @@ from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool, Retried
 from relax_core.sampling.episode import Limits
@@ -127,7 +128,7 @@ async def pooled(
     chosen = Chosen("environment", name, {"log": str(folder / "closed.log")})
     build = Catalogue.load([str(plugin)]).build
     choice = EnvironmentChoice(chosen=chosen, timeout_s=timeout_s, **settings)
-    pool = EnvironmentPool(choice, children, build=build, retried=retried)
+    pool = EnvironmentPool(choice, ProcessStarter(children), build=build, retried=retried)
     try:
         await pool.start()
         yield pool

@@ -13,6 +13,7 @@ from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.rpc import isolated_pool
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 
@@ -84,10 +85,12 @@ async def ended(folder: Path, kind: str, name: str, **options: bool) -> str:
     plugin.write_text(ENDING)
     workers = LocalWorkers([str(plugin)])
     chosen = Chosen(kind, name, {"log": str(log), **options})
-    pool: EnvironmentPool | RewardScorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock())
+    pool: EnvironmentPool | RewardScorer = RewardScorer(
+        [RewardSettings(chosen)], ProcessStarter(workers), SystemClock()
+    )
     if kind == "environment":
         build = Catalogue.load([str(plugin)]).build
-        pool = EnvironmentPool(EnvironmentChoice(chosen=chosen), workers, build=build)
+        pool = EnvironmentPool(EnvironmentChoice(chosen=chosen), ProcessStarter(workers), build=build)
     try:
         async with asyncio.timeout(120):
             await pool.start()

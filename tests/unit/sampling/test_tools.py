@@ -11,6 +11,7 @@ import pytest
 from relax_core.api import Chosen, ConfigError, Environment, PluginError, Tool, tools_digest
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.tools import found_tools, keep_tools, writable_folders
@@ -66,7 +67,7 @@ async def played(folder: Path, name: str, **options: Any) -> tuple[tuple[Tool, .
     workers = LocalWorkers([str(plugin)])
     try:
         tools = (await found_tools(run, build, workers))[name]
-        pool = EnvironmentPool(choice, workers, build=build, tools=tools)
+        pool = EnvironmentPool(choice, ProcessStarter(workers), build=build, tools=tools)
         await pool.start()
         calls = '<tool_call>{"name": "look"}</tool_call>'
         trajectory = await pool.play(lambda environment: play(environment, Script(calls, "done")))

@@ -19,6 +19,7 @@ from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome
 from relax_core.config.run_config import EnvironmentChoice, SandboxChoice
 from relax_core.registry import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sandboxes.pool import SandboxPool
@@ -126,8 +127,11 @@ async def scoring(
     workers: LocalWorkers, reward: str, choice: SandboxChoice | None = None
 ) -> AsyncIterator[tuple[Callable[..., object], SandboxPool]]:
     """Give a function that scores responses whose programs print 42, and the pool of boxes."""
-    sandboxes, settings = SandboxPool(choice, workers), RewardSettings(Chosen("reward", reward), timeout_s=2.0)
-    scorer = RewardScorer([settings], workers, SystemClock(), sandboxes=sandboxes)
+    sandboxes, settings = (
+        SandboxPool(choice, ProcessStarter(workers)),
+        RewardSettings(Chosen("reward", reward), timeout_s=2.0),
+    )
+    scorer = RewardScorer([settings], ProcessStarter(workers), SystemClock(), sandboxes=sandboxes)
 
     async def score(*responses: str) -> list[ScoredSample]:
         samples = [Trajectory((Message("user", "?"), Message("assistant", one)), one, ()) for one in responses]
@@ -208,9 +212,9 @@ async def test_a_machine_that_refuses_the_sandbox_is_reported_before_sampling(wo
 
 
 async def test_an_environment_has_one_box_a_sample(workers: LocalWorkers, plugin: str) -> None:
-    sandboxes = SandboxPool(None, workers)
+    sandboxes = SandboxPool(None, ProcessStarter(workers))
     choice = EnvironmentChoice(chosen=Chosen("environment", "shell"))
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load([plugin]).build, sandboxes=sandboxes)
+    pool = EnvironmentPool(choice, ProcessStarter(workers), build=Catalogue.load([plugin]).build, sandboxes=sandboxes)
     await pool.start()
     await sandboxes.start()
     try:
@@ -236,9 +240,11 @@ async def driven(
 ) -> AsyncIterator[Callable[[str], Any]]:
     """Give a function that plays a sample whose environment runs a program with a socket, or with none."""
     sandbox = choice.pop("sandbox", "bubblewrap")
-    sandboxes = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox), **choice), workers)
+    sandboxes = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox), **choice), ProcessStarter(workers))
     environment = EnvironmentChoice(chosen=Chosen("environment", "driven"), timeout_s=timeout_s)
-    pool = EnvironmentPool(environment, workers, build=Catalogue.load([plugin]).build, sandboxes=sandboxes)
+    pool = EnvironmentPool(
+        environment, ProcessStarter(workers), build=Catalogue.load([plugin]).build, sandboxes=sandboxes
+    )
     await pool.start()
     await sandboxes.start()
     try:

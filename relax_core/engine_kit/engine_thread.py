@@ -16,8 +16,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_core.api.engine import Delta, GenerateRequest
 from relax_core.api.errors import InfrastructureError
@@ -63,16 +63,20 @@ _SEND_EVERY = 4
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has not finished, with the stream of its caller."""
+    """A request that has not finished, and its progress since its last delta, for engines that count it here."""
 
     request: GenerateRequest
     stream: DeltaStream
+    """The stream of the caller."""
+    oldest: int = -1
+    """Oldest weight step in the request's KV cache; -1: nothing is computed yet."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens since the last delta, all of one version, as are `log_probs` and `top`."""
+    log_probs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
-OpenRequestT = TypeVar("OpenRequestT", bound=OpenRequest)
-
-
-class EngineThread(ABC, Generic[OpenRequestT]):
+class EngineThread(ABC):
     """The open requests of an engine, and the thread that advances them.
 
     Invariants:
@@ -81,14 +85,12 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     - After a failure nothing is sampled, and every waiting call raises.
     """
 
-    request_type: type[OpenRequestT]
-
     def __init__(self, version: Version, name: str) -> None:
         self.version = version
         self.offloaded: set[str] = set()
         self.paused = False
         self.failure = ""
-        self._open: dict[str, OpenRequestT] = {}
+        self._open: dict[str, OpenRequest] = {}
         """Requests that have not finished, by id."""
         self._held: list[tuple[DeltaStream, Delta]] = []
         self._since_sent = 0
@@ -169,7 +171,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         for request in requests:
             if request.id in self._open:
                 raise ValueError(f"request {request.id!r} is already running; ids must be unique")
-        call = [self.request_type(request, stream) for request in requests]
+        call = [OpenRequest(request, stream) for request in requests]
         self._open.update((member.request.id, member) for member in call)
         try:
             self._enter(call)
@@ -210,7 +212,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         """Pass all remaining sampled tokens to `_hold`; called before weights change and before the thread waits."""
 
     @abstractmethod
-    def _enter(self, call: Sequence[OpenRequestT]) -> None:
+    def _enter(self, call: Sequence[OpenRequest]) -> None:
         """Accept all requests of one call, or raise and accept none."""
 
     @abstractmethod

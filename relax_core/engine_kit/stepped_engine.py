@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, Protocol
@@ -120,23 +120,10 @@ class Stepper(Protocol):
         raise NotImplementedError
 
 
-@dataclass(slots=True)
-class SteppedRequest(OpenRequest):
-    """A request inside a stepper."""
-
-    oldest: int = -1
-    """Oldest weight step in the request's KV cache; -1: nothing is computed yet."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens since the last delta, all of one version, as are `log_probs` and `top`."""
-    log_probs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-
-
-class StepperThread(EngineThread[SteppedRequest]):
+class StepperThread(EngineThread):
     """The thread that calls a stepper, with the stepper's open requests."""
 
     model: Stepper
-    request_type = SteppedRequest
 
     def __init__(self, make: Callable[[], Stepper], version: Version, keeps_caches: bool, name: str) -> None:
         super().__init__(version, name)
@@ -157,7 +144,7 @@ class StepperThread(EngineThread[SteppedRequest]):
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def _enter(self, call: Sequence[SteppedRequest]) -> None:
+    def _enter(self, call: Sequence[OpenRequest]) -> None:
         try:
             for member in call:
                 self.model.add(member.request)
@@ -171,7 +158,7 @@ class StepperThread(EngineThread[SteppedRequest]):
         for name in names:
             self._grown(name, StepOutput((), (), "abort", routed_experts=experts[name]))
 
-    def _routed_experts(self, member: SteppedRequest) -> bytes:
+    def _routed_experts(self, member: OpenRequest) -> bytes:
         return self.model.routed_experts(member.request.id) if member.request.routed_experts else b""
 
     def score(self, sequences: Sequence[tuple[int, ...]], temperature: float) -> list[Future[list[float]]]:
@@ -232,7 +219,7 @@ class StepperThread(EngineThread[SteppedRequest]):
         if new.finish or new.routed_experts:
             self._pass(member, new)
 
-    def _pass(self, member: SteppedRequest, new: StepOutput) -> None:
+    def _pass(self, member: OpenRequest, new: StepOutput) -> None:
         """Hold a delta with the tokens since the last one, and with all but the tokens of `new`."""
         step, request = self.version.step, member.request
         delta = Delta(

@@ -26,7 +26,7 @@ from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, r
 if TYPE_CHECKING:
     import numpy as np
 
-ThreadT = TypeVar("ThreadT", bound=EngineThread[Any])
+ThreadT = TypeVar("ThreadT", bound=EngineThread)
 Arriving = Iterator[tuple[TensorInfo, "np.ndarray"]]
 _STOP_S = 30.0
 """Seconds to wait for the thread to end: longer than one iteration of a large model on a small machine."""

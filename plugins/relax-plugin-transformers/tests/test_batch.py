@@ -8,10 +8,11 @@ import pytest
 import torch
 import transformers
 from hypothesis import HealthCheck, given, settings, strategies as st
-from relax_plugin_transformers.batch import Batch, Running
+from relax_plugin_transformers.batch import Batch
 from relax_plugin_transformers.model import CausalModel
 
 from relax_core.api.engine import Delta, GenerateRequest
+from relax_core.engine_kit.engine_thread import OpenRequest
 from relax_core.testing.engine_fixture import joined, tiny_qwen3
 
 WINDOW = 3
@@ -24,12 +25,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     return CausalModel(transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), max_prefill_tokens=64)
 
 
-def member(number: int, length: int, new: int) -> Running:
+def member(number: int, length: int, new: int) -> OpenRequest:
     tokens = tuple((7 * number + 3 * at) % 60 + 2 for at in range(length))
-    return Running(GenerateRequest(f"r{number}", tokens, new, seed=number, stop_tokens=(50 + number % 14,)), NOBODY)
+    return OpenRequest(GenerateRequest(f"r{number}", tokens, new, seed=number, stop_tokens=(50 + number % 14,)), NOBODY)
 
 
-def alone(model: CausalModel, of: Running) -> Delta:
+def alone(model: CausalModel, of: OpenRequest) -> Delta:
     batch, parts = Batch.prefill([of], model, 100), []
     while len(batch):
         parts += batch.take_finished(0)
@@ -57,7 +58,7 @@ class Script:
     def __init__(self, model: CausalModel) -> None:
         self.model = model
         self.batch: Batch | None = None
-        self.members: list[Running] = []
+        self.members: list[OpenRequest] = []
         self.parts: dict[str, list[Delta]] = {}
 
     def hold(self, finished: list) -> None:
@@ -132,7 +133,7 @@ def test_samples_of_one_prompt_run_it_once(model: CausalModel, monkeypatch: pyte
     monkeypatch.setattr(
         model, "forward", lambda tokens, *rest, **kw: seen.append(tokens.shape) or forward(tokens, *rest, **kw)
     )
-    members = [Running(GenerateRequest(f"s{seed}", (5, 6, 7), 4, seed=seed), NOBODY) for seed in range(8)]
+    members = [OpenRequest(GenerateRequest(f"s{seed}", (5, 6, 7), 4, seed=seed), NOBODY) for seed in range(8)]
     with torch.inference_mode():
         Batch.prefill(members, model, WINDOW)
     assert seen == [(1, 3)]
@@ -142,8 +143,8 @@ def test_samples_of_one_prompt_run_it_once(model: CausalModel, monkeypatch: pyte
 def test_the_next_sampled_token_depends_only_on_seed_and_position(model: CausalModel) -> None:
     """So a request that goes on elsewhere behind the tokens that it has draws what it would have drawn."""
     request = GenerateRequest("whole", (5, 6, 7), 12, seed=3)
-    tokens = tuple(alone(model, Running(request, NOBODY)).tokens)
+    tokens = tuple(alone(model, OpenRequest(request, NOBODY)).tokens)
     assert len(tokens) == 12
     for had in (1, 4, 11):
         rest = GenerateRequest("rest", request.tokens + tokens[:had], 12 - had, seed=3)
-        assert tuple(alone(model, Running(rest, NOBODY)).tokens) == tokens[had:]
+        assert tuple(alone(model, OpenRequest(rest, NOBODY)).tokens) == tokens[had:]

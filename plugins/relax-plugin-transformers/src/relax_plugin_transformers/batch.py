@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from relax_core.api.engine import Delta, FinishReason
-from relax_core.engine_kit import engine_thread as api
+from relax_core.engine_kit.engine_thread import OpenRequest
 from relax_core.learn.logits import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.model import CausalModel, aligned
@@ -33,28 +33,22 @@ _TRIM = 64
 """Minimum number of leading columns that no row uses before the cache is copied without these columns."""
 
 
-class Running(api.OpenRequest):
-    """A running request and the stream that receives its deltas."""
-
-    __slots__ = ()
-
-    @property
-    def prompt(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Tokens and media keys of the prompt, which all its samples share."""
-        return self.request.tokens, self.request.media
-
-    @property
-    def slots(self) -> int:
-        return len(self.request.tokens) + self.request.max_new_tokens
+Finished = list[tuple[OpenRequest, Delta]]
 
 
-Finished = list[tuple[Running, Delta]]
+def prompt_of(member: OpenRequest) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return tokens and media keys of the prompt, which all its samples share."""
+    return member.request.tokens, member.request.media
+
+
+def slots_of(member: OpenRequest) -> int:
+    return len(member.request.tokens) + member.request.max_new_tokens
 
 
 class Batch:
     """Rows that share a cache and decode together."""
 
-    def __init__(self, members: list[Running], window: int) -> None:
+    def __init__(self, members: list[OpenRequest], window: int) -> None:
         self.members = members
         self._window = window
         requests = [member.request for member in members]
@@ -87,12 +81,12 @@ class Batch:
         self._jumps: torch.Tensor | None = None
 
     @classmethod
-    def prefill(cls, members: list[Running], model: CausalModel, window: int) -> Batch:
+    def prefill(cls, members: list[OpenRequest], model: CausalModel, window: int) -> Batch:
         """Run each different prompt once, share its cache among its samples, and draw their first tokens."""
         batch = cls(members, window)
-        prompts = dict.fromkeys(member.prompt for member in members)
+        prompts = dict.fromkeys(map(prompt_of, members))
         number = {prompt: row for row, prompt in enumerate(prompts)}
-        index = torch.tensor([number[member.prompt] for member in members], device=model.device)
+        index = torch.tensor([number[prompt_of(member)] for member in members], device=model.device)
         tokens, start = aligned([tokens for tokens, _ in prompts], model.device)
         ahead = min(AHEAD, int(batch._rows["remaining"].max()))
         model.routing_recorder.watch(batch._records_experts)
@@ -116,7 +110,7 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        return sum(member.slots for member in self.members)
+        return sum(map(slots_of, self.members))
 
     @property
     def full(self) -> bool:

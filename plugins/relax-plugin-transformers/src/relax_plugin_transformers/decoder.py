@@ -13,19 +13,17 @@ import torch
 
 from relax_core.api.engine import Delta
 from relax_core.api.weights import Version
-from relax_core.engine_kit.engine_thread import EngineThread
-from relax_plugin_transformers.batch import Batch, Finished, Running
+from relax_core.engine_kit.engine_thread import EngineThread, OpenRequest
+from relax_plugin_transformers.batch import Batch, Finished, prompt_of, slots_of
 from relax_plugin_transformers.model import CausalModel, by_length
 from relax_plugin_transformers.options import TransformersOptions
 
 
-class Decoder(EngineThread[Running]):
+class Decoder(EngineThread):
     """The decoding thread with its waiting calls and its running batches.
 
     Life of a request: `waiting -> running in a batch -> finished | aborted`.
     """
-
-    request_type = Running
 
     def __init__(
         self, model: CausalModel, version: Version, options: TransformersOptions, *, rows: int, serial: bool,
@@ -39,7 +37,7 @@ class Decoder(EngineThread[Running]):
         """Run one call at a time and never merge batches, so that the same calls give the same bits."""
         self._keeps_caches = keeps_caches
         """Keep the caches of running requests when weights change; new requests always run their prompt anew."""
-        self._waiting: deque[deque[Running]] = deque()
+        self._waiting: deque[deque[OpenRequest]] = deque()
         self._batches: list[Batch] = []
 
     @property
@@ -52,7 +50,7 @@ class Decoder(EngineThread[Running]):
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 
-    def _enter(self, call: Sequence[Running]) -> None:
+    def _enter(self, call: Sequence[OpenRequest]) -> None:
         self._waiting.append(deque(call))
 
     def _abort(self, names: list[str]) -> None:
@@ -122,16 +120,16 @@ class Decoder(EngineThread[Running]):
                 elif len(batch):
                     self._batches.append(batch)
 
-    def _take_fitting(self) -> list[Running]:
+    def _take_fitting(self) -> list[OpenRequest]:
         """Return the requests that waited longest, as many as fit; an empty engine always takes a request."""
         rows = self._max_rows - self.running
         slots = self._options.max_batch_tokens - sum(batch.slots for batch in self._batches)
-        taken: list[Running] = []
+        taken: list[OpenRequest] = []
         while self._waiting:
             call = self._waiting[0]
-            while call and (not (taken or self._batches) or (rows > 0 and call[0].slots <= slots)):
+            while call and (not (taken or self._batches) or (rows > 0 and slots_of(call[0]) <= slots)):
                 taken.append(call.popleft())
-                rows, slots = rows - 1, slots - taken[-1].slots
+                rows, slots = rows - 1, slots - slots_of(taken[-1])
             if call or (self._serial and taken):
                 break
             self._waiting.popleft()
@@ -146,11 +144,11 @@ class Decoder(EngineThread[Running]):
             self._hold(member.stream, delta)
 
 
-def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:
+def by_prompt_length(members: Sequence[OpenRequest], budget: int) -> list[list[OpenRequest]]:
     """Group requests into prefill passes: samples of a prompt share a pass, with prompts of similar length."""
-    by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Running]] = {}
+    by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[OpenRequest]] = {}
     for member in members:
-        by_prompt.setdefault(member.prompt, []).append(member)
+        by_prompt.setdefault(prompt_of(member), []).append(member)
     prompts = sorted(by_prompt, key=lambda prompt: len(prompt[0]))
     chunks = by_length(range(len(prompts)), [len(tokens) for tokens, _ in prompts], budget)
     return [[member for i in chunk for member in by_prompt[prompts[i]]] for chunk in chunks]

@@ -26,6 +26,7 @@ from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
 from relax_core.config.checks import learns_from_teachers
+from relax_core.config.run_config import RewardChoice
 from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
@@ -50,7 +51,7 @@ from relax_core.observe.console import run_to_end
 from relax_core.registry import Catalogue
 from relax_core.rewards.golds import GoldReport, check_golds
 from relax_core.rewards.host import reads_golds
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter
 
 REMEMBERED = 1 << 14
@@ -213,7 +214,7 @@ class DataFile:
     limit: int | None = None
     """Most tokens of a prompt; None: no limit."""
     too_long: str = "skip"
-    rewards: Sequence[RewardSettings] = ()
+    rewards: Sequence[RewardChoice] = ()
     """Rewards that read the gold answers of the file's tasks."""
     filters: Sequence[str] = ()
     """Filters `only` of all rewards of the run."""
@@ -297,7 +298,7 @@ def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[Dat
         read = Processors(choices, kinds, {"path": str(model)}, family, access) if family else None
         settings = {"media": kinds, "access": access}
         opened = _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
-        judges = [RewardSettings(Chosen("reward", reward))] if reward else []
+        judges = [RewardChoice(chosen=Chosen("reward", reward))] if reward else []
         yield replace(opened, rewards=_reading(judges, catalogue, f"--reward {reward}"))
         return
     if reward:
@@ -317,7 +318,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
-    judges = [RewardSettings.of(table, {}) for table in config.rewards] if form is Form.ROLLOUT else []
+    judges = config.rewards if form is Form.ROLLOUT else ()
     filters = [one.only for one in judges]
     teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
@@ -460,9 +461,9 @@ def _opened(
     return DataFile(path, source, refused, family, tasks, processors, limit, too_long)
 
 
-def _reading(rewards: Sequence[RewardSettings], catalogue: Catalogue, key: str = "") -> list[RewardSettings]:
+def _reading(rewards: Sequence[RewardChoice], catalogue: Catalogue, key: str = "") -> list[RewardChoice]:
     """Return the rewards that read gold answers. Raises ConfigError for one that does not if `key` names it."""
-    found = [one for one in rewards if reads_golds(cast(Any, catalogue.target("reward", one.chosen.name)))]
+    found = [one for one in rewards if reads_golds(cast(Any, catalogue.target("reward", one.name)))]
     if key and len(found) < len(rewards):
         raise ConfigError(key, "a reward that reads no gold answers", "name a reward that does, such as maths or exact")
     return found

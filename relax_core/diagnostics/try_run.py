@@ -42,6 +42,7 @@ from relax_core.config.layers import (
     read_layers,
     with_origins,
 )
+from relax_core.config.run_config import RewardChoice
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
@@ -52,7 +53,7 @@ from relax_core.observe.first_step import first_step_checks
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.roles.first_rows import row_facts
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.context import RoleContext
@@ -214,7 +215,8 @@ async def try_reward(
     chosen = Chosen("reward", name, plain_tree(tree, catalogue.target("reward", name).options_model()))
     workers = LocalWorkers(plugins)
     try:
-        return await _scored(RewardSettings(chosen), catalogue, workers, {}, None, data, label)
+        table = RewardChoice(chosen=chosen)
+        return await _scored(table, catalogue, workers, {}, None, data, label)
     finally:
         await workers.close()
 
@@ -237,25 +239,24 @@ async def try_run_reward(
             pools = AuxiliaryPools.from_context(context, ignore, teaching=False)
             try:
                 await pools.start()
-                settings = RewardSettings.of(found[0], context.functions)
-                return await _scored(settings, catalogue, workers, pools.clients, context.config.sandbox, data, label)
+                return await _scored(found[0], catalogue, workers, pools.clients, context.config.sandbox, data, label)
             finally:
                 await pools.close()
 
 
 async def _scored(
-    settings: RewardSettings, catalogue: Catalogue, workers: LocalWorkers, models: Mapping[str, ModelClient],
+    table: RewardChoice, catalogue: Catalogue, workers: LocalWorkers, models: Mapping[str, ModelClient],
     sandbox: Any, data: Path, label: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Score the rows of a file with one reward, and return their records.
 
     With a label, failures are measured: they do not open the circuit breaker.
     """
-    needs = cast(Any, type(catalogue.build(settings.chosen))).needs_columns
-    rows = list(_rows(data, settings.chosen.name, needs, label))
+    needs = cast(Any, type(catalogue.build(table.chosen))).needs_columns
+    rows = list(_rows(data, table.name, needs, label))
     starter = ProcessStarter(workers)
     sandboxes = SandboxPool(sandbox, starter)
-    scorer = RewardScorer([settings], starter, SystemClock(), models=models, sandboxes=sandboxes)
+    scorer = RewardScorer([table], starter, SystemClock(), models=models, sandboxes=sandboxes)
     try:
         await scorer.start()
         await sandboxes.start()

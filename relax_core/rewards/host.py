@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, printable
 from relax_core.api.reward import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
@@ -35,6 +35,20 @@ FUNCTION = "reward-function"
 """Component kind of a function passed from Python; its option `function` holds the cloudpickle of the function."""
 Unit: TypeAlias = list[tuple[Task, Trajectory | None]]
 """The samples that one call of a reward scores. A single task without a trajectory asks for its `GoldResult`."""
+
+
+@messages.register
+@dataclass(frozen=True, slots=True)
+class RewardFacts:
+    """The facts about a reward that its process sends when it starts."""
+
+    form: Literal["sample", "group", "batch"]
+    """The samples that one call of the reward scores."""
+    place: str
+    """`file:line` of the scoring method."""
+    needs_engines: tuple[str, ...]
+    needs_sandbox: SandboxLimits | None
+    reads_golds: bool
 
 
 @messages.register
@@ -108,12 +122,8 @@ def pack_units(units: Sequence[Unit]) -> Any:
 class RewardHost(IsolatedHost):
     """The host of one reward; turns the author's exceptions into results, since only this process has their frames."""
 
-    def open(self) -> tuple[str, str, tuple[str, ...], SandboxLimits | None, bool]:
-        """Build the reward and describe it to the parent.
-
-        Return its form (sample, batch or group), the place of its scoring method, `needs_engines`, `needs_sandbox`, and
-        True if it reads gold answers.
-        """
+    def open(self) -> RewardFacts:
+        """Build the reward and return its facts."""
         if self.component.kind == FUNCTION:
             import cloudpickle
 
@@ -125,6 +135,7 @@ class RewardHost(IsolatedHost):
         self._close: Callable[[], Any] = reward.close
         self._gold: Callable[[Task], Gold | None] = reward.gold
         self.ends = type(reward).close is not Reward.close
+        self._form: Literal["sample", "group", "batch"]
         if isinstance(reward, GroupReward):
             self._form, self._score = "group", reward.score_group
         elif isinstance(reward, BatchReward):
@@ -141,7 +152,7 @@ class RewardHost(IsolatedHost):
             reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
         if limits is not None:
             reward.sandbox = SandboxRpcClient(self.parent)
-        return self._form, where(self._score), needs, limits, reads_golds(reward)
+        return RewardFacts(self._form, where(self._score), needs, limits, reads_golds(reward))
 
     async def end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -266,19 +277,20 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
         return replace(failed, outcome=Outcome.REWARD_INVALID, error=fault, kind="invalid parts")
 
 
+_GOLDS, _SCORES = Sequence[GoldResult], Sequence[float | RewardResult]
+
+
 def check_results(unit: Unit, results: Any) -> None:
     """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample or gold."""
-    asks_gold = any(trajectory is None for _, trajectory in unit)
-    checked(results, Sequence[GoldResult] if asks_gold else Sequence[float | RewardResult], "results")
+    checked(results, _GOLDS if unit[0][1] is None else _SCORES, "results")
     if len(results) != len(unit):
         raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")
     for result in results:
-        if isinstance(result, GoldResult):
-            continue
-        if not isinstance(result, RewardResult):
-            result = RewardResult(result)
-        for number in (result.value,) * result.outcome.judged + (*result.steps, *result.parts.values()):
-            reward_number(number, "results")
+        if isinstance(result, RewardResult):
+            for number in (result.value,) * result.outcome.judged + (*result.steps, *result.parts.values()):
+                reward_number(number, "results")
+        elif not isinstance(result, GoldResult):
+            reward_number(result, "results")
 
 
 def where(author: Callable[..., Any]) -> str:

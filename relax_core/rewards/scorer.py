@@ -20,14 +20,23 @@ from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.reward import LARGEST_REWARD
 from relax_core.api.role import Clock
-from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
+from relax_core.config.run_config import RewardChoice
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
-from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, GoldResult, RewardResult, Unit, check_results, pack_units
+from relax_core.rewards.host import (
+    ENGINE_OUTCOMES,
+    FUNCTION,
+    GoldResult,
+    RewardFacts,
+    RewardResult,
+    Unit,
+    check_results,
+    pack_units,
+)
 from relax_core.rpc.isolated_pool import (
     Handler,
     IsolatedPool,
@@ -45,35 +54,6 @@ ENVIRONMENT = "environment"
 SCHEMA = 1
 Group = tuple[Task, Sequence[Trajectory]]
 Weighed: TypeAlias = tuple["RewardPool", RewardResult]
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSettings:
-    """The settings of one `[[rewards]]` table."""
-
-    chosen: Chosen
-    weight: float = 1.0
-    timeout_s: float = 10.0
-    memory_mb: int = 0
-    """Address-space limit of the reward's process in MiB; 0: no limit."""
-    only: str = ""
-    """Filter of the tasks to judge, with a dotted path into the metadata, such as `domain=maths`; empty: all tasks."""
-    inherit_env: tuple[str, ...] = ()
-    """Environment variables that the reward's process inherits in addition to the standard list."""
-    writable: tuple[str, ...] = ()
-    """Folders that the reward's process may change, in addition to its scratch folder and the temporary folders."""
-    function: bytes | None = None
-    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python; None: the reward is a component."""
-    label: str = ""
-    """Name of the reward, unique in the run; empty: the component's name."""
-
-    @classmethod
-    def of(cls, table: Any, functions: Mapping[str, bytes]) -> RewardSettings:
-        """Return the settings of a table of the configuration. `functions`: the functions passed from Python, by name."""
-        return cls(
-            table.chosen, table.weight, table.timeout_s, table.memory_mb, table.only, table.inherit_env,
-            tuple(map(str, table.writable)), functions.get(table.name), table.label,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +76,14 @@ class RewardScorer:
     """All rewards of a run. `models`: engine pools that rewards may call; `sandboxes`: boxes for their programs."""
 
     def __init__(
-        self, rewards: Sequence[RewardSettings], starter: ProcessStarter, clock: Clock, num_workers: int = 1,
+        self, rewards: Sequence[RewardChoice], starter: ProcessStarter, clock: Clock, num_workers: int = 1,
         models: Mapping[str, ModelClient] | None = None, sandboxes: SandboxPool | None = None,
         filters: Sequence[str] | None = None, failure_limit: float = LIMIT,
+        functions: Mapping[str, bytes] | None = None,
     ) -> None:  # fmt: skip
-        """Make the rewards' pools. `filters`: `only` of all rewards of the run, if `rewards` are only some of them.
+        """Make the rewards' pools. `functions`: cloudpickles of the rewards that were passed from Python, by name.
 
+        `filters`: `only` of all rewards of the run, if `rewards` are only some of them.
         `failure_limit`: share of a reward's samples that may fail alike; see `CircuitBreaker`.
         """
         self._clock = clock
@@ -109,9 +91,13 @@ class RewardScorer:
         """Start times of the open calls of `score`."""
         self._rewards: list[RewardPool] = []
         only_of_all = [one.only for one in rewards] if filters is None else filters
-        for settings in rewards:
-            name = settings.label or settings.chosen.name
-            pool = RewardPool(settings, name, starter, num_workers, models or {}, sandboxes, only_of_all, failure_limit)
+        for table in rewards:
+            component = table.chosen
+            if (function := (functions or {}).get(table.name)) is not None:
+                component = Chosen(FUNCTION, table.known_as, {"function": function})
+            pool = RewardPool(
+                table, component, starter, num_workers, models or {}, sandboxes, only_of_all, failure_limit
+            )
             self._rewards.append(pool)
 
     async def start(self) -> None:
@@ -159,12 +145,12 @@ class RewardScorer:
     @property
     def judges_groups(self) -> bool:
         """Return True if a reward judges the samples of a group together; known after `start`."""
-        return any(reward.judges_groups for reward in self._rewards)
+        return any(reward.facts.form == "group" for reward in self._rewards)
 
     @property
     def reads_golds(self) -> bool:
         """Return True if a reward of the run reads gold answers; known after `start`."""
-        return any(reward.reads_golds for reward in self._rewards)
+        return any(reward.facts.reads_golds for reward in self._rewards)
 
     async def golds(self, tasks: Sequence[Task]) -> list[dict[str, GoldResult]]:
         """Score each task's own gold answer by every reward that reads gold answers; return results by reward's name."""
@@ -205,13 +191,14 @@ class RewardScorer:
         steps, value = trajectory.turn_rewards, trajectory.environment_reward
         parts = {ENVIRONMENT: value} if trajectory.step_rewards else {}
         for reward, result in results:
-            weight = reward.settings.weight
+            weight = reward.table.weight
             value += weight * result.value
-            parts = {**parts, **{f"{reward.name}/{name}": part for name, part in result.parts.items()}}
+            for name, part in result.parts.items():
+                parts[f"{reward.name}/{name}"] = part
             parts[reward.name] = result.value
             if result.steps:
                 steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
-        if not all(abs(number) <= LARGEST_REWARD for number in (value, *steps)):
+        if not abs(value) <= LARGEST_REWARD or not all(abs(step) <= LARGEST_REWARD for step in steps):
             largest = max((value, *steps), key=abs)
             error = f"the weighted sum of {parts} is {largest}; want at most 1e9 for a sample and each turn: lower the weights"
             return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, error)
@@ -229,32 +216,28 @@ class RewardPool:
     """
 
     def __init__(
-        self, settings: RewardSettings, name: str, starter: ProcessStarter, num_workers: int,
-        models: Mapping[str, ModelClient], sandboxes: SandboxPool | None, only_of_all: Sequence[str] = (),
-        failure_limit: float = LIMIT,
+        self, table: RewardChoice, component: Chosen, starter: ProcessStarter, num_workers: int,
+        models: Mapping[str, ModelClient], sandboxes: SandboxPool | None, only_of_all: Sequence[str],
+        failure_limit: float,
     ) -> None:  # fmt: skip
-        self.settings, self.name, self._models = settings, name, models
+        self.table, self.name, self._models = table, table.known_as, models
         self._only_of_all = tuple(only_of_all)
         self._sandboxes = sandboxes or SandboxPool(None, starter)
         self.num_unanswered = 0
         """Number of samples without a result."""
-        self._form = self._place = ""
-        self.reads_golds = False
-        """True if the reward reads gold answers; known after `start`."""
+        self.facts = RewardFacts("sample", "", (), None, False)
+        """Facts about the reward; known after `start`."""
         self._breaker = CircuitBreaker(limit=failure_limit)
         self._num_groups = 0
         """Number of groups of all calls of `score`."""
-        component = settings.chosen
-        if settings.function is not None:
-            component = Chosen(FUNCTION, name, {"function": settings.function})
         self._pool = IsolatedPool(
-            [f"reward-{name}-{number}" for number in range(num_workers)],
+            [f"reward-{self.name}-{number}" for number in range(num_workers)],
             untrusted(
-                component, "relax_core.rewards.host:RewardHost", memory_mb=settings.memory_mb,
-                inherit_env=settings.inherit_env, writable=settings.writable,
+                component, "relax_core.rewards.host:RewardHost", memory_mb=table.memory_mb,
+                inherit_env=table.inherit_env, writable=tuple(map(str, table.writable)),
             ),
             starter,
-            PoolSettings(timeout_s=settings.timeout_s, opened=self._opened, pack=pack_units, check=check_results),
+            PoolSettings(timeout_s=table.timeout_s, opened=self._opened, pack=pack_units, check=check_results),
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -268,11 +251,11 @@ class RewardPool:
         found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
         members = [
             [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
-            for at, (task, trajectories) in enumerate(groups) if applies(self.settings.only, task, self._only_of_all)
+            for at, (task, trajectories) in enumerate(groups) if applies(self.table.only, task, self._only_of_all)
         ]  # fmt: skip
-        if self._form != "group":
+        if self.facts.form != "group":
             together = [member for own in members for member in own]
-            members = [together] if self._form == "batch" else [[member] for member in together]
+            members = [together] if self.facts.form == "batch" else [[member] for member in together]
         units = [own for own in members if own]
         first: int | None = None
         if counts:
@@ -287,34 +270,29 @@ class RewardPool:
     async def stop(self) -> None:
         await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
 
-    @property
-    def judges_groups(self) -> bool:
-        """Return True if the reward judges the samples of a group together; known after `start`."""
-        return self._form == "group"
-
     async def golds(self, tasks: Sequence[Task]) -> list[GoldResult | None]:
         """Score each task's own gold answer; None for a task without a gold answer of this reward."""
-        if not self.reads_golds:
+        if not self.facts.reads_golds:
             return [None] * len(tasks)
         return await start_all(*(self._gold(task) for task in tasks))
 
     async def _gold(self, task: Task) -> GoldResult | None:
-        if not applies(self.settings.only, task, self._only_of_all):
+        if not applies(self.table.only, task, self._only_of_all):
             return None
         try:
             (found,) = await self._pool.submit([(task, None)])
         except ItemTimeout:
             return GoldResult(
-                error=f"its gold was not scored within timeout_s = {self.settings.timeout_s:g} ({self._place})"
+                error=f"its gold was not scored within timeout_s = {self.table.timeout_s:g} ({self.facts.place})"
             )
         except ItemCrash as crash:
-            return GoldResult(error=f"the process ended twice while it scored its gold ({self._place}): {crash}")
+            return GoldResult(error=f"the process ended twice while it scored its gold ({self.facts.place}): {crash}")
         return found if found.read or found.responses or found.error else None
 
     def _opened(self, opened: Any) -> Mapping[str, Handler]:
-        checked(opened, tuple[str, str, tuple[str, ...], SandboxLimits | None, bool], "start")
-        self._form, self._place, needs, limits, self.reads_golds = opened
-        return {**model_handlers(self._models, f"reward {self.name}", needs), **self._sandboxes.handlers(limits)}
+        self.facts = facts = checked(opened, RewardFacts, "start")
+        handlers = model_handlers(self._models, f"reward {self.name}", facts.needs_engines)
+        return {**handlers, **self._sandboxes.handlers(facts.needs_sandbox)}
 
     async def _score(
         self,
@@ -343,7 +321,7 @@ class RewardPool:
                 answer = await answers.get()
                 members, unit = waiting.pop(answer)
                 results = self._results(answer, len(unit))
-                if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
+                if self.facts.form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
                     middle = len(unit) // 2
                     submit(members[:middle])
                     submit(members[middle:])
@@ -363,15 +341,13 @@ class RewardPool:
         try:
             return [one if isinstance(one, RewardResult) else RewardResult(one) for one in answer.result()]
         except ItemTimeout:
-            error = f"did not answer within timeout_s = {self.settings.timeout_s:g} ({self._place})"
-            return [
-                RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=self._place)
-            ] * count
+            place = self.facts.place
+            error = f"did not answer within timeout_s = {self.table.timeout_s:g} ({place})"
+            return [RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=place)] * count
         except ItemCrash as crash:
-            error = f"its process ended twice on this sample ({self._place}): {crash}"
-            return [
-                RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=self._place)
-            ] * count
+            place = self.facts.place
+            error = f"its process ended twice on this sample ({place}): {crash}"
+            return [RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=place)] * count
 
     def _record(self, result: RewardResult, task: Task, trajectory: Trajectory, group: int | None) -> None:
         """Count a result for the circuit breaker; fail the pool and raise its error if the breaker opens.
@@ -387,7 +363,7 @@ class RewardPool:
             where = seen.removeprefix("alike ")
             opened = InfrastructureError(f"reward {self.name} got no answer {where}: {result.error}")
         else:
-            name = self.settings.chosen.name  # the name for `relax try`
+            name = self.table.name  # the name for `relax try`
             sample = failing_sample({"reward": name}, task, trajectory, result)
             opened = CircuitOpen(name, result, seen, sample)
         self._pool.fail(opened)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
@@ -40,7 +41,7 @@ from relax_core.rpc.isolated_pool import (
     SessionLost,
     untrusted,
 )
-from relax_core.rpc.messages import PlainData
+from relax_core.rpc.messages import register
 from relax_core.sampling.episode import (
     EnvironmentFailed,
     EnvironmentHandle,
@@ -61,19 +62,118 @@ from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 if TYPE_CHECKING:  # importing the configuration would slow down the start of each environment process
     from relax_core.config.run_config import EnvironmentChoice
 
+T = TypeVar("T")
 SESSION = "session"
 """Name of the parent's handler for `Session` requests of environments that implement `run`."""
 DOUBT = 0.1
 """Share of a deadline. If the event loop was blocked for a larger share, a second sample may have caused the delay."""
-
-
-BLOCKED, OUT_OF_MEMORY = "blocked", "out of memory"
-"""Reasons to doubt that a sample caused its own failure: a blocked event loop, or a process at its memory limit."""
 ENVIRONMENT_OUTCOMES = (Outcome.ENVIRONMENT_ERROR, Outcome.ENVIRONMENT_TIMEOUT)
-
-
 Retried = Callable[[str, str], Awaitable[None]]
 """Callback for a sample that is played again; takes (name of the environment, reason)."""
+
+
+# -- messages between an environment's process and its parent ----------------------------------------------------------
+
+Doubt = Literal["", "blocked", "out of memory"]
+"""Reason to doubt that a sample caused its failure: a blocked event loop, or a process at its memory limit."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """The answer to a call of `EnvironmentHost` that failed, or to a `TakeTurn` whose messages were refused."""
+
+    outcome: Literal["environment_error", "environment_timeout", "media_error"]
+    message: str
+    doubt: Doubt = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A request of an environment that executes `run`, for one branch of its sample."""
+
+    branch: int
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class TakeTurn(SessionRequest):
+    """Let the policy take a turn; `listens`: the environment also asks for partial text of the turn."""
+
+    max_new_tokens: int | None
+    stop: tuple[str, ...]
+    listens: bool
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Listen(SessionRequest):
+    """Wait until the text of the turn in progress has more than `known` characters."""
+
+    known: int
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Observe(SessionRequest):
+    """Append messages, which begin a state with this name."""
+
+    messages: tuple[Message, ...]
+    state: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Fork(SessionRequest):
+    """Fork the branch; the fork gets the number `other`."""
+
+    other: int
+    name: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Restart(SessionRequest):
+    """Start a branch with a prompt of its own; it gets the number `other`."""
+
+    other: int
+    prompt: str | tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    name: str
+    context: str | None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Discard(SessionRequest):
+    """Discard the newest turn of the branch."""
+
+    reason: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class GiveReward(SessionRequest):
+    """Reward the newest turn of the branch."""
+
+    value: float
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Note(SessionRequest):
+    """Add facts to the sample."""
+
+    info: dict[str, Any]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RunEnded(SessionRequest):
+    """The last request; its answer shows that the parent has performed all requests before it."""
+
+
+# -- in the run's process ----------------------------------------------------------------------------------------------
 
 
 class EnvironmentPool:
@@ -187,10 +287,10 @@ class EnvironmentPool:
         handlers |= self._sandboxes.handlers(limits, self._waiting)
         return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
 
-    async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
-        """Perform a `Session` request of an instance in a process; return None if its sample has ended."""
+    async def _request(self, number: int, request: SessionRequest) -> Any:
+        """Perform a request of an instance in a process; return None if its sample has ended."""
         sample = self._driven.get(number)
-        return None if sample is None else await sample.do(request, branch, *args)
+        return None if sample is None else await sample.apply(request)
 
     def _waiting(self, number: int) -> AbstractContextManager[None]:
         """Stop the environment clock of a sample while the sample's program waits for its start in the sandbox."""
@@ -237,7 +337,7 @@ class RemoteEnvironment(EnvironmentHandle):
 
     async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
         try:
-            ended = self._session.long_call("run", task, seed, sample.media, wanted=_answer(None))
+            ended = self._session.long_call("run", task, seed, sample.media, wanted=None | CallFailed)
             await self._outcome("run", ended)
         except EnvironmentFailed:
             if sample.failure is None:
@@ -248,25 +348,25 @@ class RemoteEnvironment(EnvironmentHandle):
     async def _call(self, method: str, *args: Any, wanted: Any = None) -> Any:
         """Call a method of `EnvironmentHost` whose result has the type `wanted`."""
         try:
-            answer = self._session.call(method, *args, self._timeout_s, wanted=_answer(wanted))
+            answer = self._session.call(method, *args, self._timeout_s, wanted=wanted | CallFailed)
             return await self._outcome(method, answer)
         except RelaxError as error:  # for example a result that cannot be serialized
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
 
     async def _outcome(self, method: str, answer: Any) -> Any:
         try:
-            outcome, result, doubt = await answer
+            result = await answer
         except ItemTimeout as error:
             raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
         except (ItemCrash, SessionLost) as error:
             # A process may be killed from outside, so its end does not prove that a sample is at fault, even if alone.
             self.lost = error if isinstance(error, SessionLost) else SessionLost(str(error), suspect=True)
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
-        if outcome:
-            self._doubt(bool(doubt))
-            if doubt == OUT_OF_MEMORY:  # a process at its memory limit would also fail the next call of any sample
+        if isinstance(result, CallFailed):
+            self._doubt(bool(result.doubt))
+            if result.doubt == "out of memory":  # the process would also fail the next call of any sample
                 await self._session.discard()
-            raise EnvironmentFailed(Outcome(outcome), result)
+            raise EnvironmentFailed(Outcome(result.outcome), result.message)
         return result
 
     def _doubt(self, doubt: bool) -> None:
@@ -292,47 +392,51 @@ class _DrivenSample:
     def paused(self) -> AbstractContextManager[None]:
         return self._branches[0].sample.paused()
 
-    async def do(self, request: str, number: int, *args: Any) -> Action | tuple[str, str] | None:
-        """Perform one request of the branch `number`.
+    async def apply(self, request: SessionRequest) -> Action | CallFailed | None:
+        """Perform one request of the environment.
 
-        Return the action of a `generate`, or (outcome, message) if its messages were refused; or the partial action of a
-        `listen`; None once the sample or turn has ended.
-        All remaining kinds of requests return None.
+        Return the action of a turn, CallFailed if its messages were refused, or the partial action for a `Listen`; None
+        once the sample or turn has ended. All remaining requests return None.
         """
-        if request == "generate":
-            turn = asyncio.current_task()
-            self._turns.add(turn)
-            try:
-                max_new_tokens, stop, reports_partial = args
-                on_partial = self._partial.setdefault(number, _PartialTurn()).tell if reports_partial else None
-                return await self._branches[number].generate(max_new_tokens, tuple(stop), on_partial)
-            except PromptRefused as refused:
-                return refused.outcome.value, str(refused)
-            except Exception:  # the sample has recorded the reason; the instance need not know it
-                return None
-            finally:
-                self._turns.discard(turn)
-                if number in self._partial:
-                    self._partial.pop(number).end()
-        if request == "listen":
-            partial = self._partial.get(number)
-            return None if partial is None else await partial.after(args[0])
+        if isinstance(request, TakeTurn):
+            return await self._take_turn(request)
+        if isinstance(request, Listen):
+            partial = self._partial.get(request.branch)
+            return None if partial is None else await partial.after(request.known)
         try:
-            if request == "observe":
-                self._branches[number].append(*args)
-            elif request == "fork":
-                self._branches[args[0]] = self._branches[number].fork(*args[1:])
-            elif request == "restart":
-                self._branches[args[0]] = self._branches[number].restart(*args[1:])
-            elif request == "reward":
-                self._branches[number].reward(args[0])
-            elif request == "discard":
-                self._branches[number].discard(args[0])
-            elif request == "note":
-                self._branches[number].note(args[0].value)
+            branch = self._branches[request.branch]
+            match request:
+                case Observe():
+                    branch.append(request.messages, request.state)
+                case Fork():
+                    self._branches[request.other] = branch.fork(request.name)
+                case Restart():
+                    rest = request.tools, request.name, request.context
+                    self._branches[request.other] = branch.restart(request.prompt, *rest)
+                case Discard():
+                    branch.discard(request.reason)
+                case GiveReward():
+                    branch.reward(request.value)
+                case Note():
+                    branch.note(request.info)
         except Exception as error:
             self.failure = self.failure or error
         return None
+
+    async def _take_turn(self, request: TakeTurn) -> Action | CallFailed | None:
+        turn, number = asyncio.current_task(), request.branch
+        self._turns.add(turn)
+        try:
+            on_partial = self._partial.setdefault(number, _PartialTurn()).tell if request.listens else None
+            return await self._branches[number].generate(request.max_new_tokens, request.stop, on_partial)
+        except PromptRefused as refused:
+            return _failed(refused)
+        except Exception:  # the sample has recorded the reason; the instance need not know it
+            return None
+        finally:
+            self._turns.discard(turn)
+            if number in self._partial:
+                self._partial.pop(number).end()
 
     async def end(self) -> None:
         """Cancel the turns in progress, because the environment has ended."""
@@ -395,51 +499,51 @@ class EnvironmentHost(IsolatedHost):
     async def end(self) -> None:
         await type(self._prototype).shut(self._shared)
 
-    async def reset(self, number: int, task: Task, seed: int, timeout_s: float) -> list[Any]:
+    async def reset(self, number: int, task: Task, seed: int, timeout_s: float) -> ResetResult | CallFailed:
         try:
             instance = self._make(number)
         except Exception as error:
-            return _failed("the constructor", error)
+            return _raised("the constructor", error)
         return await self._outcome(reset(instance, task, seed), timeout_s, "reset")
 
-    async def step(self, number: int, action: Action, timeout_s: float) -> list[Any]:
+    async def step(self, number: int, action: Action, timeout_s: float) -> StepResult | CallFailed:
         return await self._outcome(step(self._instances[number], action), timeout_s, "step")
 
-    async def run(self, number: int, task: Task, seed: int, media: Sequence[MediaKind]) -> list[Any]:
+    async def run(self, number: int, task: Task, seed: int, media: Sequence[MediaKind]) -> CallFailed | None:
         """Execute an instance's `run`; return after the parent has handled all its requests."""
         running = asyncio.current_task()
+        ended: CallFailed | None = None
         if running is not None:
             self._running[number] = running
         try:
             instance = self._make(number)
             await instance.run(task, seed, RemoteSession(self.parent, number, instance, tuple(media)))
-            ended = ["", None, ""]
         except SessionEnded:
-            ended = ["", None, ""]
+            pass
         except PromptRefused as refused:
-            ended = [refused.outcome.value, str(refused), ""]
+            ended = _failed(refused)
         except Exception as error:
-            ended = _failed("run", error)
-        await self.parent.call(SESSION, number, "end", 0)
+            ended = _raised("run", error)
+        await self.parent.call(SESSION, number, RunEnded(0))
         return ended
 
-    async def close(self, number: int, timeout_s: float) -> list[Any]:
+    async def close(self, number: int, timeout_s: float) -> CallFailed | None:
         instance = self._instances.pop(number, None)
         if running := self._running.pop(number, None):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        return ["", None, ""] if instance is None else await self._outcome(instance.close(), timeout_s, "close")
+        return None if instance is None else await self._outcome(instance.close(), timeout_s, "close")
 
-    async def _outcome(self, work: Awaitable[Any], timeout_s: float, method: str) -> list[Any]:
-        """Await `work` under its deadline; return ['', result, ''], or [outcome, message, doubt] of a failure."""
+    async def _outcome(self, work: Awaitable[T], timeout_s: float, method: str) -> T | CallFailed:
+        """Await `work` under its deadline; return its result, or its failure."""
         with self.blocked.watched() as blocked_s:
             try:
-                return ["", await guarded(work, timeout_s, method), ""]
+                return await guarded(work, timeout_s, method)
             except EnvironmentFailed as failure:
                 if isinstance(failure.__cause__, MemoryError):
-                    return _failed(method, failure.__cause__)
+                    return _raised(method, failure.__cause__)
                 late = failure.outcome is Outcome.ENVIRONMENT_TIMEOUT and blocked_s() > DOUBT * timeout_s
-                return [failure.outcome.value, str(failure), BLOCKED if late else ""]
+                return _failed(failure, "blocked" if late else "")
 
     def _make(self, number: int) -> Environment:
         instance = type(self._prototype)(self._prototype.options)
@@ -465,14 +569,12 @@ class RemoteSession:
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), on_partial: OnPartial | None = None
     ) -> Action:
         checked(stop, tuple[str, ...], "generate: stop")
-        asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, on_partial is not None)
+        request = TakeTurn(self._branch, max_new_tokens, stop, on_partial is not None)
+        asked = self._parent.call(SESSION, self._number, request)
         if on_partial is None:
-            action: Action | tuple[str, str] | None = await self._parent.call(*asked)
+            action: Action | CallFailed | None = await asked
         else:
-            turn, listening = (
-                asyncio.ensure_future(self._parent.call(*asked)),
-                asyncio.create_task(self._listen(on_partial)),
-            )
+            turn, listening = asyncio.ensure_future(asked), asyncio.create_task(self._listen(on_partial))
             try:
                 action = await turn
             finally:
@@ -481,13 +583,13 @@ class RemoteSession:
                 await asyncio.gather(turn, listening, return_exceptions=True)
         if action is None:
             raise SessionEnded("the sample has ended")
-        if isinstance(action, tuple):
-            raise PromptRefused(action[1], Outcome(action[0]))
+        if isinstance(action, CallFailed):
+            raise PromptRefused(action.message, Outcome(action.outcome))
         return action
 
     async def _listen(self, on_partial: OnPartial) -> None:
         known = -1
-        while (partial := await self._parent.call(SESSION, self._number, "listen", self._branch, known)) is not None:
+        while (partial := await self._parent.call(SESSION, self._number, Listen(self._branch, known))) is not None:
             known = len(partial.text)
             on_partial(partial)
 
@@ -495,10 +597,12 @@ class RemoteSession:
         checked(observation, Observation | str, "observe")
         messages = self._environment.format_observation(observation)
         checked(messages, tuple[Message, ...], returned_by(self._environment.format_observation))
-        self._notify("observe", messages, state_of(observation))
+        self._notify(Observe(self._branch, messages, state_of(observation)))
 
     def fork(self, name: str = "") -> RemoteSession:
-        return self._branch_off("fork", name)
+        other = self._other()
+        self._notify(Fork(self._branch, other._branch, name))
+        return other
 
     def restart(
         self,
@@ -507,34 +611,33 @@ class RemoteSession:
         name: str = "",
         context: str | None = None,
     ) -> RemoteSession:
-        return self._branch_off("restart", prompt, tools, name, context)
-
-    def discard(self, reason: str) -> None:
-        self._notify("discard", reason)
-
-    def reward(self, value: float) -> None:
-        self._notify("reward", reward_number(value, "reward"))
-
-    def note(self, info: Mapping[str, Any]) -> None:
-        self._notify("note", PlainData(dict(checked(info, Mapping[str, Any], "info"))))
-
-    def _branch_off(self, request: str, *args: Any) -> RemoteSession:
-        other = RemoteSession(self._parent, self._number, self._environment, self.media)
-        other._branch, other._branches = next(self._branches), self._branches
-        self._notify(request, other._branch, *args)
+        other = self._other()
+        self._notify(Restart(self._branch, other._branch, prompt, tools, name, context))
         return other
 
-    def _notify(self, request: str, *args: Any) -> None:
-        self._parent.notify(SESSION, self._number, request, self._branch, *args)
+    def discard(self, reason: str) -> None:
+        self._notify(Discard(self._branch, reason))
+
+    def reward(self, value: float) -> None:
+        self._notify(GiveReward(self._branch, reward_number(value, "reward")))
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        self._notify(Note(self._branch, dict(checked(info, Mapping[str, Any], "info"))))
+
+    def _other(self) -> RemoteSession:
+        other = RemoteSession(self._parent, self._number, self._environment, self.media)
+        other._branch, other._branches = next(self._branches), self._branches
+        return other
+
+    def _notify(self, request: SessionRequest) -> None:
+        self._parent.notify(SESSION, self._number, request)
 
 
-def _answer(wanted: Any) -> Any:
-    """Return the type of an answer of `EnvironmentHost`: ['', result of type `wanted`, ''], or a failure."""
-    ended = Literal["environment_error", "environment_timeout", "media_error"]
-    return tuple[Literal[""], wanted, Literal[""]] | tuple[ended, str, Literal["", "blocked", "out of memory"]]
+def _failed(failure: EnvironmentFailed | PromptRefused, doubt: Doubt = "") -> CallFailed:
+    return CallFailed(failure.outcome.value, str(failure), doubt)  # type: ignore[arg-type]  # one of these outcomes
 
 
-def _failed(method: str, error: BaseException) -> list[Any]:
-    """Return [outcome, message, doubt] for an exception of the environment's code."""
-    doubt = OUT_OF_MEMORY if isinstance(error, MemoryError) else ""
-    return [Outcome.ENVIRONMENT_ERROR.value, error_text(method, error), doubt]
+def _raised(method: str, error: BaseException) -> CallFailed:
+    """Return the failure of a call in which the environment's code raised an exception."""
+    doubt: Doubt = "out of memory" if isinstance(error, MemoryError) else ""
+    return CallFailed("environment_error", error_text(method, error), doubt)

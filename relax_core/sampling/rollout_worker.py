@@ -31,7 +31,7 @@ from relax_core.media.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.observe.console import waiting_for
 from relax_core.observe.process_log import bound
 from relax_core.rewards.golds import check_golds
-from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
+from relax_core.rewards.scorer import CircuitOpen, RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter, replaced_events
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
@@ -76,7 +76,6 @@ class RolloutWorker:
         else:
             remarks = [remark for one in self._sets for remark in one.tasks.remarks(range(len(one.tasks)))]
             self._remarks = [("warning", remark) for remark in remarks]
-        rewards = [RewardSettings.of(table, context.functions) for table in run.rewards]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
         starter = ProcessStarter(children, replaced_events(context.run_status))
 
@@ -85,8 +84,8 @@ class RolloutWorker:
 
         self._sandboxes = sandboxes = SandboxPool(run.sandbox, ProcessStarter(children))
         self.scorer = RewardScorer(
-            rewards, starter, context.clock, models=pools.clients, sandboxes=sandboxes,
-            failure_limit=run.rollout.failure_limit,
+            run.rewards, starter, context.clock, models=pools.clients, sandboxes=sandboxes,
+            failure_limit=run.rollout.failure_limit, functions=context.functions,
         )  # fmt: skip
         self._environments = {
             choice.known_as: EnvironmentPool(

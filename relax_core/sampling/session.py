@@ -452,7 +452,7 @@ class Branch:
         checked(context, str | None, "restart: context")
         branch = Branch(self.sample, prompt, None, self._other_seed(name))
         branch._newest_turn = self._newest_turn
-        branch._tools = self._tools if tools is None else tools
+        branch._tools = self._tools if tools is None else tuple(tools)
         branch._context = self._context if context is None else context
         return branch
 

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 
 from relax_core.api import Chosen, Message, Sandbox, SandboxLimits, SystemClock, Task, Trajectory
 from relax_core.api.role import WorkerSpec
-from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
+from relax_core.config.run_config import DEFAULT_SANDBOX, RewardChoice, SandboxChoice
 from relax_core.registry import Catalogue
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sandboxes.pool import SandboxPool
@@ -93,7 +93,7 @@ async def code_ms(sandbox: str, programs: int) -> float:
     workers = LocalWorkers()
     pool = SandboxPool(SandboxChoice(chosen=Chosen("sandbox", sandbox)), ProcessStarter(workers))
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", "code"))], ProcessStarter(workers), SystemClock(), sandboxes=pool
+        [RewardChoice(chosen=Chosen("reward", "code"))], ProcessStarter(workers), SystemClock(), sandboxes=pool
     )
     try:
         await pool.start()

@@ -16,20 +16,27 @@ import pytest
 from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
 from relax_core.api.errors import PluginError
 from relax_core.api.role import SystemClock, WorkerSpec
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.observe.process_log import bound_fields
-from relax_core.rewards.host import RewardResult, check_results
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.host import RewardFacts, RewardResult, check_results
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc import connection, messages
 from relax_core.rpc.connection import HEAD, Connection
 from relax_core.rpc.host import Failure
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, PoolSettings, ProcessStarter, untrusted
-from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.environments import CallFailed, EnvironmentPool
 from tests.odd_inputs import authors
 from tests.unit.sampling.toy_policy import Script, play
 
 TABLE = tomllib.loads((Path(__file__).parent / "frames.toml").read_text())
-NAMES = {"Failure": Failure, "RewardResult": RewardResult, "msgpack": msgpack}
+NAMES = {
+    "CallFailed": CallFailed,
+    "Failure": Failure,
+    "RewardFacts": RewardFacts,
+    "RewardResult": RewardResult,
+    "msgpack": msgpack,
+}
+FACTS = RewardFacts("sample", "odd.py:1", (), None, False)
 SAMPLE = (Task("t", "?"), Trajectory((Message("assistant", "a"),), "a", ()))
 
 
@@ -138,10 +145,10 @@ class LyingWorkers:
 
 @entries("part")
 async def test_results_of_another_shape_crash_the_process_and_name_the_reward(entry: dict[str, Any]) -> None:
-    opened = (False, False, ("sample", "odd.py:1", (), None, False))
+    opened = (False, False, FACTS)
     workers: Any = LyingWorkers({"start": entry.get("start", opened), "run_items": entry.get("sends")})
     if "start" in entry:
-        scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
+        scorer = RewardScorer([RewardChoice(chosen=Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
         with pytest.raises(PluginError) as failed:
             await scorer.start()
         assert entry["raises"] in str(failed.value) and failed.value.exit_code == 3
@@ -169,11 +176,11 @@ async def test_results_of_another_shape_crash_the_process_and_name_the_reward(en
 
 async def test_a_reward_whose_process_sends_invalid_frames_gives_outcomes_and_no_scores() -> None:
     answers = {
-        "start": (False, False, ("sample", "odd.py:1", (), None, False)),
+        "start": (False, False, FACTS),
         "run_items": '([[0, "done", ["1"]]], False)',
     }
     workers: Any = LyingWorkers(answers)
-    scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
+    scorer = RewardScorer([RewardChoice(chosen=Chosen("reward", "odd"))], ProcessStarter(workers), SystemClock())
     await scorer.start()
     ((scored,),) = await scorer.score([(SAMPLE[0], [SAMPLE[1]])])
     await scorer.stop()
@@ -182,8 +189,8 @@ async def test_a_reward_whose_process_sends_invalid_frames_gives_outcomes_and_no
 
 @entries("answer")
 async def test_an_environment_whose_process_sends_invalid_frames_fails_its_samples(entry: dict[str, Any]) -> None:
-    answers = {"start": (False, False, ((), None)), "reset": ["", ((), ""), ""], "step": entry["sends"]}
-    workers: Any = LyingWorkers({**answers, "close": ["", None, ""]})
+    answers = {"start": (False, False, ((), None)), "reset": ((), ""), "step": entry["sends"]}
+    workers: Any = LyingWorkers({**answers, "close": None})
     choice = EnvironmentChoice(chosen=Chosen("environment", "odd"), timeout_s=9.0)
     pool = EnvironmentPool(choice, ProcessStarter(workers), build=lambda chosen: authors.OddEnvironment())
     await pool.start()

@@ -45,7 +45,7 @@ from relax_core.api.bus import Issue
 from relax_core.api.component import Configurable
 from relax_core.api.errors import PluginError
 from relax_core.cli.data_survey import DataFile, survey
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.control.memory_check import estimated
 from relax_core.data.media_host import MediaHost
 from relax_core.data.tasks import TaskSet
@@ -57,7 +57,7 @@ from relax_core.engines.requests import SAMPLING, PendingRequest
 from relax_core.engines.router import Quarantine, RequestLimits, Router
 from relax_core.learn.groups import credited
 from relax_core.observe.spans import Unwatched
-from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.rpc import messages
 from relax_core.rpc.isolated_pool import ProcessStarter
@@ -199,7 +199,7 @@ async def test_a_reward_fails_the_samples_that_it_judged(entry: dict[str, Any]) 
     name = {"sample": "OddReward", "group": "OddGroupReward", "batch": "OddBatchReward"}[form]
     workers = InlineWorkers(Builder())
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", name), timeout_s=30.0)], ProcessStarter(workers), SystemClock()
+        [RewardChoice(chosen=Chosen("reward", name), timeout_s=30.0)], ProcessStarter(workers), SystemClock()
     )
     trajectories = [Trajectory((*PROMPT, Message("assistant", text)), text, ()) for text in ("a", "b")]
     try:

@@ -17,12 +17,12 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.config.tables import EngineTable
 from relax_core.engines.factories import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
@@ -104,7 +104,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def judging(plugin: str, name: str, client: Any, timeout_s: float = 60.0) -> AsyncIterator[RewardScorer]:
     children, models = LocalWorkers([plugin]), ({"judge": client} if client else {})
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)],
+        [RewardChoice(chosen=Chosen("reward", name), timeout_s=timeout_s)],
         ProcessStarter(children),
         SystemClock(),
         models=models,

@@ -7,7 +7,7 @@ import asyncio
 import math
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,10 @@ import pytest
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus
+from relax_core.config.run_config import RewardChoice
 from relax_core.data.tasks import applies
 from relax_core.rewards.host import RewardHost, pack_units
-from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings, ScoredSample
+from relax_core.rewards.scorer import CircuitOpen, RewardScorer, ScoredSample
 from relax_core.rpc.isolated_pool import ProcessStarter, replaced_events
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
@@ -128,11 +129,17 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def scoring(
-    plugin: Path, *choices: RewardSettings, num_workers: int = 1, run_status: RunStatus | None = None
+    plugin: Path,
+    *choices: RewardChoice,
+    num_workers: int = 1,
+    run_status: RunStatus | None = None,
+    functions: Mapping[str, bytes] | None = None,
 ) -> AsyncIterator[RewardScorer]:
     run_status = run_status or RunStatusService(SystemClock())
     children = LocalWorkers([str(plugin)])
-    scorer = RewardScorer(choices, ProcessStarter(children, replaced_events(run_status)), SystemClock(), num_workers)
+    scorer = RewardScorer(
+        choices, ProcessStarter(children, replaced_events(run_status)), SystemClock(), num_workers, functions=functions
+    )
     try:
         await scorer.start()
         yield scorer
@@ -141,8 +148,8 @@ async def scoring(
         await children.close()
 
 
-def choice(name: str, **fields: object) -> RewardSettings:
-    return RewardSettings(Chosen("reward", name), **fields)  # type: ignore[arg-type]
+def choice(name: str, **fields: object) -> RewardChoice:
+    return RewardChoice(chosen=Chosen("reward", name), **fields)  # type: ignore[arg-type]
 
 
 def said(response: str, outcome: Outcome = Outcome.FINISHED, step_rewards: tuple[float, ...] = ()) -> Trajectory:
@@ -380,7 +387,7 @@ async def test_overlapping_calls_share_the_processes(plugin: Path) -> None:
 async def test_a_function_travels_from_python(plugin: Path) -> None:
     wanted = "yes"
     function = cloudpickle.dumps(lambda task, trajectory: Score(float(trajectory.response == wanted)))
-    async with scoring(plugin, choice("mine", function=function)) as scorer:
+    async with scoring(plugin, choice("mine"), functions={"mine": function}) as scorer:
         yes, no = await scored(scorer, "yes", "no")
     assert (yes.value, no.value) == (1.0, 0.0)
 

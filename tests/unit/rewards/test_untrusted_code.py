@@ -13,9 +13,9 @@ import pytest
 
 from relax_core.api import Chosen, Message, SystemClock, Task, Trajectory
 from relax_core.api.role import PROGRAM_ENV, visible_environment
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import INHERITED_ENV, ProcessStarter
 from relax_core.runners.local.landlock import MIN_VERSION, landlock_version
 from relax_core.runners.local.workers import LocalWorkers
@@ -121,7 +121,9 @@ def check(told: dict[str, Any], run: Path) -> None:
 
 async def test_a_reward_sees_no_credential_and_cannot_touch_the_run(run: Path, workers: LocalWorkers) -> None:
     scorer = RewardScorer(
-        [RewardSettings(Chosen("reward", "thief"), inherit_env=("NAMED_KEY",))], ProcessStarter(workers), SystemClock()
+        [RewardChoice(chosen=Chosen("reward", "thief"), inherit_env=("NAMED_KEY",))],
+        ProcessStarter(workers),
+        SystemClock(),
     )
     try:
         await scorer.start()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from relax_core.api import Chosen, SystemClock
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc import isolated_pool
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
@@ -86,7 +86,7 @@ async def ended(folder: Path, kind: str, name: str, **options: bool) -> str:
     workers = LocalWorkers([str(plugin)])
     chosen = Chosen(kind, name, {"log": str(log), **options})
     pool: EnvironmentPool | RewardScorer = RewardScorer(
-        [RewardSettings(chosen)], ProcessStarter(workers), SystemClock()
+        [RewardChoice(chosen=chosen)], ProcessStarter(workers), SystemClock()
     )
     if kind == "environment":
         build = Catalogue.load([str(plugin)]).build

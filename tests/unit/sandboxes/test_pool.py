@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
-from relax_core.config.run_config import EnvironmentChoice, SandboxChoice
+from relax_core.config.run_config import EnvironmentChoice, RewardChoice, SandboxChoice
 from relax_core.registry import Catalogue
-from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
@@ -129,7 +129,7 @@ async def scoring(
     """Give a function that scores responses whose programs print 42, and the pool of boxes."""
     sandboxes, settings = (
         SandboxPool(choice, ProcessStarter(workers)),
-        RewardSettings(Chosen("reward", reward), timeout_s=2.0),
+        RewardChoice(chosen=Chosen("reward", reward), timeout_s=2.0),
     )
     scorer = RewardScorer([settings], ProcessStarter(workers), SystemClock(), sandboxes=sandboxes)
 

@@ -155,7 +155,7 @@ class Trajectory:
 
     @property
     def num_sampled(self) -> int:
-        return sum(len(node.tokens) for node in self.forest if node.sampled)
+        return sum([len(node.tokens) for node in self.forest if node.sampled])
 
     @property
     def num_discarded(self) -> Mapping[str, int]:
@@ -168,8 +168,12 @@ class Trajectory:
 
     def paths(self) -> tuple[Path, ...]:
         """Return the nodes of each row: one path for each leaf, in the order of the leaves."""
+        forest = self.forest
+        chained = [node.parent for node in forest] == [None, *range(len(forest) - 1)]
+        if chained and not any([node.discarded for node in forest]):  # without branches, as most samples are
+            return (tuple([(node, node.sampled) for node in forest]),)
         seen: set[int] = set()
-        return tuple(_path(self.forest, leaf, seen) for leaf in _leaves(self.forest))
+        return tuple(_path(forest, leaf, seen) for leaf in _leaves(forest))
 
     def rows(self) -> tuple[Row, ...]:
         """Return one row for each leaf, in the order of the leaves; rows never end in a discarded turn."""

@@ -58,7 +58,6 @@ class EngineState:
       arrives.
     - Weights of another incarnation are loaded only while nothing runs, so that all responses to a dispatch are of one
       incarnation.
-    - `pending_tokens` is the sum of `tokens_left` of the running requests.
     - A failed engine runs nothing, and its count of `failures` is increased, so that late responses are ignored.
     """
 
@@ -83,8 +82,6 @@ class EngineState:
     restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
     last_heard: float = 0.0
     """Time of the engine's last response, or of a dispatch to the idle engine, a proof of weights or a resume."""
-    pending_tokens: int = 0
-    """Tokens that the running requests may still sample."""
     kv: KvLedger = field(default_factory=KvLedger)
     running: dict[str, PendingRequest] = field(default_factory=dict)
     """Requests that run on the engine, by id."""
@@ -104,18 +101,11 @@ class EngineState:
         if not pending.incarnations or pending.incarnations[-1][1] != self.version.incarnation:
             pending.incarnations.append((len(pending.tokens), self.version.incarnation))
         self.running[pending.id] = pending
-        self.pending_tokens += pending.tokens_left
         self.kv.begin(pending)
-
-    def sampled(self, count: int) -> None:
-        """Count new tokens of a running request that is not settled."""
-        self.pending_tokens -= count
-        self.kv.sampled(count)
 
     def remove(self, pending: PendingRequest, kept: bool = True) -> None:
         """Remove a request; `kept`: its tokens stay in the engine's cache for the next turn."""
         del self.running[pending.id]
-        self.pending_tokens -= pending.tokens_left
         self.kv.end(pending, kept)
         pending.engine, pending.batch = "", ()  # breaks the reference cycle between a batch and its members
 
@@ -124,8 +114,8 @@ class PrefixAffinity:
     """A record of which engines have a session's or group's prefix cached, used to choose the engine of a request.
 
     Invariants:
-    - An engine with the prefix is preferred unless it has too much work: its pending tokens may exceed those of the
-      least busy engine at or above the floor by at most the request's own tokens, which the cache saves.
+    - An engine with the prefix is preferred unless it has too much work: the tokens that its requests may still sample
+      may exceed those of the least busy engine at or above the floor by at most the request's own tokens, which the cache saves.
     - A prefix counts as lost when the engine failed or got new weights (`cache_epoch` changed). A session's prefix is
       also lost when the engine's `KvLedger` evicted it.
     """
@@ -141,22 +131,22 @@ class PrefixAffinity:
         """
         least: EngineState | None = None
         for engine in available:
-            if engine.version.step >= floor and (least is None or engine.pending_tokens < least.pending_tokens):
+            if engine.version.step >= floor and (least is None or engine.kv.left < least.kv.left):
                 least = engine
+        if least is None or len(available) == 1:
+            return least
         session, epoch = self._sessions.get(pending.session, ("", 0))
         group = self._groups.get(pending.group, {})
-        if least is None or len(available) == 1 or not (session or group):
+        if not (session or group):
             return least
-        bound = least.pending_tokens + len(pending.prompt) + len(pending.tokens)
+        bound = least.kv.left + len(pending.prompt) + len(pending.tokens)
         cached: EngineState | None = None
         for engine in available:
-            if engine.pending_tokens > bound or engine.version.step < floor:
+            if engine.kv.left > bound or engine.version.step < floor:
                 continue
             if engine.name == session and engine.cache_epoch == epoch and engine.kv.holds(pending.session):
                 return engine
-            if group.get(engine.name) == engine.cache_epoch and (
-                cached is None or engine.pending_tokens < cached.pending_tokens
-            ):
+            if group.get(engine.name) == engine.cache_epoch and (cached is None or engine.kv.left < cached.kv.left):
                 cached = engine
         return least if cached is None else cached
 
@@ -184,45 +174,41 @@ def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
 def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
     """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown."""
     try:
-        return _fault(delta, pending, max_step, vocab_size)
+        tokens, log_probs = delta.tokens, delta.log_probs
+        if delta.finish not in FINISHES:
+            return f"finish {delta.finish!r}; want one of {', '.join(map(repr, FINISHES))}"
+        if len(log_probs) != len(tokens):
+            return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
+        if delta.routed_experts and pending.routed_experts is not None:
+            length = len(pending.prompt) + len(pending.tokens) + len(tokens)
+            if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
+                return fault
+        if delta.cached is not None:
+            cached, prompt = delta.cached
+            if not 0 <= index(cached) <= index(prompt):
+                return f"{cached} cached tokens of a prompt with {prompt}"
+        if delta.drafts is not None:
+            kept, drafted = delta.drafts
+            if not 0 <= index(kept) <= index(drafted):
+                return f"{kept} of {drafted} drafted tokens kept"
+        if not tokens:
+            return ""
+        deque(map(index, tokens), 0)  # raises TypeError for a token that is not a whole number
+        if not pending.min_step <= delta.oldest_cache <= delta.version <= max_step:
+            return (
+                f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
+                f"{pending.min_step} to {max_step}"
+            )
+        if len(tokens) > pending.tokens_left:
+            return f"{len(tokens)} tokens for a request with {pending.tokens_left} left to sample"
+        if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            bad = next(token for token in tokens if not 0 <= token < vocab_size)
+            return f"token {bad}, outside the vocabulary of {vocab_size}"
+        if not are_log_probs(log_probs):
+            return f"log-probs {log_probs[:4]}; each must be finite and at most 0"
+        return ""
     except (TypeError, ValueError, AttributeError) as error:  # fields of other types
         return f"{shown(delta)}: {said(error)}"
-
-
-def _fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
-    tokens, log_probs = delta.tokens, delta.log_probs
-    if delta.finish not in FINISHES:
-        return f"finish {delta.finish!r}; want one of {', '.join(map(repr, FINISHES))}"
-    if len(log_probs) != len(tokens):
-        return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
-    if delta.routed_experts and pending.routed_experts is not None:
-        length = len(pending.prompt) + len(pending.tokens) + len(tokens)
-        if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
-            return fault
-    if delta.cached is not None:
-        cached, prompt = delta.cached
-        if not 0 <= index(cached) <= index(prompt):
-            return f"{cached} cached tokens of a prompt with {prompt}"
-    if delta.drafts is not None:
-        kept, drafted = delta.drafts
-        if not 0 <= index(kept) <= index(drafted):
-            return f"{kept} of {drafted} drafted tokens kept"
-    if not tokens:
-        return ""
-    deque(map(index, tokens), 0)  # raises TypeError for a token that is not a whole number
-    if not pending.min_step <= delta.oldest_cache <= delta.version <= max_step:
-        return (
-            f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
-            f"{pending.min_step} to {max_step}"
-        )
-    if len(tokens) > pending.tokens_left:
-        return f"{len(tokens)} tokens for a request with {pending.tokens_left} left to sample"
-    if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        bad = next(token for token in tokens if not 0 <= token < vocab_size)
-        return f"token {bad}, outside the vocabulary of {vocab_size}"
-    if not are_log_probs(log_probs):
-        return f"log-probs {log_probs[:4]}; each must be finite and at most 0"
-    return ""
 
 
 def are_log_probs(values: Sequence[float]) -> bool:

@@ -329,7 +329,7 @@ class EnginePool:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            engine = min(free, key=lambda engine: (self._scored_parts[engine.name], engine.pending_tokens))
+            engine = min(free, key=lambda engine: (self._scored_parts[engine.name], engine.kv.left))
             name, slot = engine.name, self._slots[engine.name]
             self._scored_parts[name] += 1
             try:
@@ -490,7 +490,7 @@ class EnginePool:
             found[slot.name] = {
                 "serving": engine.status is EngineStatus.SERVING, "state": engine.status.value, "version": str(engine.loaded),
                 "running": len(engine.running), "loading": engine.loading, "silent_s": silent_s, "paused": engine.paused,
-                "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
+                "tokens_left": engine.kv.left, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,
                 "pid": slot.worker.pid if slot.worker else 0, "address": slot.address,
                 "node": slot.worker.host if slot.worker else "",

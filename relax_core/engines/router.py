@@ -345,7 +345,7 @@ class Router:
             if not pending.settled:
                 if fault := response_fault(delta, pending, engine.max_step, vocab_size):
                     return [*actions, *self._fail(engine, f"{name} sent an invalid response: {fault}")]
-                engine.sampled(len(delta.tokens))
+                engine.kv.sampled(len(delta.tokens))
                 pending.add(delta)
                 if delta.cached is not None:
                     self.cached_tokens += delta.cached[0]
@@ -445,7 +445,6 @@ class Router:
         running = list(engine.running.values())
         engine.running.clear()
         engine.holds.clear()
-        engine.pending_tokens = 0
         engine.kv.clear()
         awaited = [pending for pending in running if not pending.settled]
         if self.whole_batches:

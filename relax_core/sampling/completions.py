@@ -17,12 +17,13 @@ _FACTORS = np.random.default_rng(NGRAM).integers(1, 2**63, NGRAM, dtype=np.uint6
 
 def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, ...]]:
     """Return the values of each sample that `completion_metrics` summarizes. A completion is all that a sample sampled."""
-    ended = (trajectory.num_sampled for trajectory in trajectories if trajectory.outcome is Outcome.FINISHED)
+    lengths = tuple([trajectory.num_sampled for trajectory in trajectories])
+    outcomes = [trajectory.outcome for trajectory in trajectories]
     counts = [_repeated(trajectory) for trajectory in trajectories]
     return {
-        "length": tuple(trajectory.num_sampled for trajectory in trajectories),
-        "finished": tuple(ended),
-        "truncated": tuple(float(trajectory.outcome is Outcome.TRUNCATED) for trajectory in trajectories),
+        "length": lengths,
+        "finished": tuple([length for length, how in zip(lengths, outcomes, strict=True) if how is Outcome.FINISHED]),
+        "truncated": tuple([float(how is Outcome.TRUNCATED) for how in outcomes]),
         "repeated": tuple(repeated / total for repeated, total in counts if total),
     }
 
@@ -30,7 +31,7 @@ def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[flo
 def _repeated(trajectory: Trajectory) -> tuple[int, int]:
     """Count a sample's n-grams that occurred before in the same turn, and all of its n-grams."""
     turns = [node.tokens for node in trajectory.forest if node.sampled]
-    return sum(map(repeated_ngrams, turns)), sum(max(len(tokens) - NGRAM + 1, 0) for tokens in turns)
+    return sum(map(repeated_ngrams, turns)), sum([max(len(tokens) - NGRAM + 1, 0) for tokens in turns])
 
 
 def repeated_ngrams(tokens: Sequence[int]) -> int:

@@ -99,10 +99,10 @@ class InflightGroup:
     """Number of samples that wait for an engine; the remaining unfinished samples are in their environments."""
     _oldest: int | None = None
     """Oldest step of the weights that sampled the tokens so far. These weights are of one lineage."""
-    _sampled: dict[AttemptId, int] = field(default_factory=dict)
-    """Number of tokens in the ended turns of each attempt that has started."""
-    _asked: set[AttemptId] = field(default_factory=set)
-    """Attempts that have sent a request to an engine."""
+    _sampled: dict[int, int] = field(default_factory=dict)
+    """Number of tokens in the ended turns of each sample that has started, by its place."""
+    _asked: set[int] = field(default_factory=set)
+    """Places of the samples that have sent a request to an engine."""
     _open: set[PendingRequest] = field(default_factory=set)
     """Turns in progress."""
 
@@ -111,26 +111,26 @@ class InflightGroup:
         """Number of tokens sampled so far, by attempt."""
         lengths = dict(self._sampled)
         for request in self._open:
-            lengths[self.issue.attempts[request.place]] += len(request.tokens)
-        return lengths
+            lengths[request.place] += len(request.tokens)
+        return {self.issue.attempts[place]: length for place, length in lengths.items()}
 
     @property
     def samples(self) -> Iterator[tuple[AttemptId, Trajectory, ScoredSample]]:
         return zip(self.issue.attempts, self.trajectories, self.scores, strict=True)
 
     def sample_started(self, place: int) -> None:
-        attempt = self.issue.attempts[place]
-        self._sampled[attempt] = 0
-        self._asked.discard(attempt)
+        self._sampled[place] = 0
+        self._asked.discard(place)
 
     async def generate(self, requests: Sequence[PendingRequest]) -> None:
         # Before the first token, the floor is the step of the engines when the group was admitted.
         floor = self.version.step if self._oldest is None else self._oldest
+        group, attempts = self.issue.group, self.issue.attempts
         for request in requests:
-            attempt = self.issue.attempts[request.place]
-            request.group_floor, request.session, request.group = floor, attempt, self.issue.group
-            self._sampled.setdefault(attempt, 0)
-            self._asked.add(attempt)
+            place = request.place
+            request.group_floor, request.session, request.group = floor, attempts[place], group
+            self._sampled.setdefault(place, 0)
+            self._asked.add(place)
         self._open.update(requests)
         self.at_engines += len(requests)
         try:
@@ -139,7 +139,7 @@ class InflightGroup:
             self.at_engines -= len(requests)
             self._open.difference_update(requests)
             for request in requests:
-                self._sampled[self.issue.attempts[request.place]] += len(request.tokens)
+                self._sampled[request.place] += len(request.tokens)
         for request in requests:
             if request.tokens:
                 oldest = min(chain(request.versions, request.oldest_cache))

@@ -144,10 +144,12 @@ def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[T
 
 
 def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:
-    lengths = np.array([sum(len(node.tokens) for node, _ in path) for path in paths], np.int64)
-    total = int(lengths.sum())
     nodes = [node for path in paths for node, _ in path]
-    widths = [len(node.tokens) for node in nodes]
+    widths = np.array([len(node.tokens) for node in nodes], np.int64)
+    ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(widths)))
+    lengths = np.diff(before[ends], prepend=0)
+    total = int(before[-1])
     loss_mask = np.repeat(np.array([trained for path in paths for _, trained in path], np.uint8), widths)
     sampled = np.repeat(np.array([node.sampled for node in nodes], bool), widths)
 
@@ -158,7 +160,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
         return Ragged(whole, lengths)
 
     return {
-        "tokens": Ragged(np.fromiter(chain.from_iterable(node.tokens for node in nodes), np.int32, total), lengths),
+        "tokens": Ragged(np.fromiter(chain.from_iterable([node.tokens for node in nodes]), np.int32, total), lengths),
         "loss_mask": Ragged(loss_mask, lengths),
         "rollout_log_probs": column((node.log_probs for node in nodes if node.sampled), 0.0, np.float32),
         "weight_versions": column((node.versions for node in nodes if node.sampled), -1, np.int32),
@@ -187,7 +189,9 @@ def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> d
     """Describe one sample as JSON data: its prompt, response and reward, with the keys of its media."""
     prompt = () if isinstance(task.prompt, str) else task.prompt
     keys: Sequence[str] = [key for node in trajectory.forest for key in node.media]
-    if len(keys) != len(media_of(trajectory.messages)):  # branches repeat media: show only the keys of the prompt
+    if keys and len(keys) != len(
+        media_of(trajectory.messages)
+    ):  # branches repeat media: show only the keys of the prompt
         first = trajectory.forest[0].media if trajectory.forest else ()
         keys = first if len(first) == len(media_of(prompt)) else ()
     record: dict[str, Any] = {
@@ -203,8 +207,11 @@ def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> d
         record["rewards"] = dict(scored.parts)
     if scored.error:
         record["error"] = scored.error
-    asked = [("user", task.prompt)] if isinstance(task.prompt, str) else [(one.role, one.text) for one in prompt]
-    if len(trajectory.messages) > 2 or [(one.role, one.text) for one in trajectory.messages[: len(asked)]] != asked:
+    asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else prompt
+    shown_first = trajectory.messages[: len(asked)]
+    if len(trajectory.messages) > 2 or not (
+        shown_first == asked or [(one.role, one.text) for one in shown_first] == [(one.role, one.text) for one in asked]
+    ):
         record["messages"] = _messages(trajectory.messages, keys)
     return record
 
@@ -228,8 +235,9 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
         if one.rejected_by:
             filtered[f"samples/filtered/{one.rejected_by}"] += len(one.scores)
     discarded = Counter[str]()
-    for trajectory in trajectories:
-        discarded.update({f"tokens/discarded/{reason}": count for reason, count in trajectory.num_discarded.items()})
+    for node in chain.from_iterable(trajectory.forest for trajectory in trajectories):
+        if node.discarded:
+            discarded[f"tokens/discarded/{node.discarded}"] += len(node.tokens)
     spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
     for part in ("queue", "generate", "environment"):
         spent[part] = [trajectory.times.get(part, 0.0) for trajectory in trajectories]

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.weights import Version
 from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity, response_fault
+from relax_core.engines.kv_ledger import KvLedger
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import (
     MAX_ABORTS,
@@ -298,7 +299,7 @@ class Engines(RuleBasedStateMachine):
         assert bool(self.router.num_open) == bool(self.asked)
         assert len(self.asked) <= max(4, LIMITS.backlog + LIMITS.per_engine * len(NAMES))
         for name, engine in self.router.engines.items():
-            assert engine.pending_tokens == sum(pending.tokens_left for pending in engine.running.values()) >= 0
+            assert engine.kv.left == sum(pending.tokens_left for pending in engine.running.values()) >= 0
             self.check_ledger(engine)
             assert (engine.status is EngineStatus.OUT) == (name in self.out)
             assert set(engine.running) == set(self.runs[name])
@@ -306,7 +307,6 @@ class Engines(RuleBasedStateMachine):
     def check_ledger(self, engine: EngineState) -> None:
         """The account is what the engine runs, no idle session is counted beyond the cache, and none outlives it."""
         kv, running = engine.kv, engine.running.values()
-        assert kv.left == engine.pending_tokens
         assert kv.held == sum(len(pending.prompt) + len(pending.tokens) for pending in running)
         assert kv.idle_tokens == sum(kv.idle.values())
         assert set(kv._active) == ({pending.session for pending in running} if self.kv else set())
@@ -339,7 +339,7 @@ TestEngines = Engines.TestCase
 
 
 def engine_of(name: str, work: int, step: int) -> EngineState:
-    return EngineState(name, EngineStatus.SERVING, at(step), step, pending_tokens=work)
+    return EngineState(name, EngineStatus.SERVING, at(step), step, kv=KvLedger(left=work))
 
 
 @given(
@@ -360,11 +360,11 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
     chosen = affinity.choose(engines, pending, floor)
     assert (chosen is None) == (not able)
     if chosen is not None:
-        least = min(engine.pending_tokens for engine in able)
+        least = min(engine.kv.left for engine in able)
         assert chosen in able
-        assert chosen.pending_tokens <= least + prompt
+        assert chosen.kv.left <= least + prompt
         home = engines[session % len(engines)]
-        assert chosen is home or home not in able or home.pending_tokens > least + prompt
+        assert chosen is home or home not in able or home.kv.left > least + prompt
 
 
 def serving(*names: str, step: int = 0, limits: RequestLimits = LIMITS) -> Router:
@@ -600,7 +600,7 @@ def test_new_samples_go_where_no_idle_session_must_be_evicted_and_its_next_turn_
     end(router, given)
     other = dispatched(router, session_turn("2", 12, 3, "t"))
     assert other.engine == "b"
-    router.engines["a"].pending_tokens += 9  # busier, yet by less than the prefix is worth
+    router.engines["a"].kv.left += 9  # busier, yet by less than the prefix is worth
     router.submit([session_turn("3", 24, 2, "s")], 0.0)
     assert [given.engine for given in router.dispatch(0.0)] == ["a"]
 
@@ -629,7 +629,7 @@ def test_a_dropped_cache_is_not_counted_and_attracts_no_request(gone: str) -> No
     else:
         router.on_proved("a", 0, at(1), 0.0)
     assert router.engines["a"].kv.idle_tokens == 0
-    router.engines["a"].pending_tokens = 20
+    router.engines["a"].kv.left = 20
     router.submit([session_turn("2", 60, 9, "s")], 0.0)
     assert [given.engine for given in router.dispatch(0.0)] == ["b"]
 

@@ -98,10 +98,10 @@ def run(
     log = ProcessLog(
         directory.logs / f"{DRIVER}{SUFFIX}", directory.redactor, {"run": directory.name, "process": DRIVER}
     )
-    log.write({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} runs the run"})
+    log.append({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} runs the run"})
     try:
         with (
-            captured(log.write), asyncio.Runner(loop_factory=runner.loop_factory) as loop,
+            captured(log, log.processors), asyncio.Runner(loop_factory=runner.loop_factory) as loop,
             contextlib.suppress(asyncio.CancelledError),
         ):  # fmt: skip
             return loop.run(supervise())

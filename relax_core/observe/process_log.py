@@ -2,9 +2,9 @@
 """The records of one process: `logs/<process>.jsonl` of a run directory, which `relax logs` reads.
 
 A record is one JSON line: `schema`, `time`, `level`, `run`, `process`, `message`, and where they are known `role`, `pid`,
-`logger`, `error` (a traceback), `fields` (the `extra` of a logging call) and the fields that `bound` adds, such as `step`,
-`group` and `sample`. Everything that a library or a plugin passes to the module `logging` becomes a record, and so does
-the plain output of a child process.
+`logger`, `error` (a traceback), `fields` (the `extra` of a logging call, or the keywords of a structlog call) and the work's
+fields, which `structlog.contextvars` binds: `step`, `group`, `task` and `sample`. Everything that a library or a plugin
+passes to `logging` or structlog becomes a record, and so does the plain output of a child process.
 
 A child process may not write to the run directory. It sends its records to its parent as lines of its standard error that
 begin with MARK (as in RFC 7464), and the parent writes them.
@@ -16,18 +16,29 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+if "rich" not in sys.modules and threading.active_count() == 1:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # structlog would import rich: 0.2 s in each process of a run
+    import structlog  # noqa: F401
+
+    del sys.modules["rich"]
+from structlog import configure, is_configured, reset_defaults
+from structlog.contextvars import bind_contextvars, bound_contextvars, get_contextvars
+from structlog.processors import JSONRenderer, format_exc_info
+from structlog.stdlib import BoundLogger, ExtraAdder, LoggerFactory, ProcessorFormatter, render_to_log_args_and_kwargs
+from structlog.typing import EventDict, Processor
+
 from relax_core.observe.files import encode
-from relax_core.observe.redaction import Redactor
+from relax_core.observe.redaction import Redactor, credentials
 
 SCHEMA = "relax.log/1"
 SUFFIX = ".jsonl"
@@ -38,11 +49,14 @@ LONGEST_TEXT = 8192
 QUIET = ("httpx",)
 """Loggers that report each request at level `info`. Only their warnings are recorded."""
 BOUND = ("role", "step", "group", "task", "sample")
-"""Names of the fields that `bound` adds."""
+"""Names of the work's fields, in the order of a record."""
+bind, bound = bind_contextvars, bound_contextvars
+"""Add fields to the records of this task from now on, or of a body and the tasks that it starts."""
+_VARIABLES = {name: token.var for name, token in copy_context().run(bind, **dict.fromkeys(BOUND)).items()}
+"""The variables in which structlog keeps the work's fields: `get_contextvars` is slow, and looks at all of them."""
 _SCALARS = (str, int, float)
-_TEXTS = ("time", "logger", "error")
-_NO_EXTRA = frozenset(vars(logging.makeLogRecord({})) | {"message": "", "asctime": "", "taskName": ""})
-"""Attributes of every record of `logging`; all further attributes are the `extra` of the call."""
+_for_ever = ExitStack()
+_line = JSONRenderer(lambda record, default: encode(record))
 _BEGINS = re.compile(
     r"^(?:[(\[][^)\]\n]{0,200}[)\]]:? ?|[\d/T-]+[ ,][\d:.,]+ )*"
     r"(?:(?P<word>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b"
@@ -53,32 +67,20 @@ _BEGINS = re.compile(
 )
 """Lines of output that begin a record: the formats of logging, vLLM, Ray and glog, Python's tracebacks and warnings."""
 _OUTPUT_LEVELS = {
-    "TRACE": "debug", "DEBUG": "debug", "D": "debug", "INFO": "info", "I": "info", "WARN": "warning",
-    "WARNING": "warning", "W": "warning", "ERROR": "error", "E": "error", "CRITICAL": "critical", "FATAL": "critical",
+    "T": "debug",
+    "D": "debug",
+    "I": "info",
+    "W": "warning",
+    "E": "error",
+    "C": "critical",
     "F": "critical",
-}  # fmt: skip
-
-_bound: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039 the mapping never changes
+}
+"""Levels of such lines by the first letter of their word."""
 
 
 def bound_fields() -> dict[str, Any]:
-    """Return the fields that are bound in this task or thread."""
-    return dict(_bound.get())
-
-
-def bind(**fields: Any) -> None:
-    """Add fields to every record that this task makes from now on."""
-    _bound.set({**_bound.get(), **fields})
-
-
-@contextmanager
-def bound(**fields: Any) -> Iterator[None]:
-    """Add fields to every record that the body and the tasks that it starts make; inner values replace outer ones."""
-    token = _bound.set({**_bound.get(), **fields})
-    try:
-        yield
-    finally:
-        _bound.reset(token)
+    """Return the work's fields that are bound in this task or thread, without the further fields that plugins bind."""
+    return {name: value for name, variable in _VARIABLES.items() if isinstance(value := variable.get(), _SCALARS)}
 
 
 def timestamp(seconds: float) -> str:
@@ -86,62 +88,73 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-class RecordHandler(logging.Handler):
-    """A handler of the module `logging` that passes each record as plain data to `write`."""
+def _passed_on(logger: Any, method: str, event: EventDict) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of the call of `logging` that passes an event of structlog on.
 
-    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__()
-        self._write = write
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._write(_described(record))
-        except RecursionError:
-            raise
-        except Exception:  # a message whose arguments do not fit its format
-            self.handleError(record)
+    The keywords of the event are one attribute, since `logging` refuses names such as `name` and `args`.
+    """
+    event.setdefault("event", "")
+    args, keywords = render_to_log_args_and_kwargs(logger, method, event)
+    return args, {**keywords, "extra": {"_structlog": keywords.get("extra", {})}}
 
 
-def _described(record: logging.LogRecord) -> dict[str, Any]:
-    number = min(max(record.levelno, logging.DEBUG), logging.CRITICAL) // 10 - 1
-    found: dict[str, Any] = {
-        "time": timestamp(record.created),
-        "level": LEVELS[number],
-        "pid": os.getpid(),
-        **_bound.get(),
-    }
-    found |= {"logger": record.name, "message": shortened(record.getMessage())}
-    if record.exc_info and record.exc_info[1] is not None:
-        found["error"] = shortened("".join(traceback.format_exception(record.exc_info[1])), keep_end=True)
-    if extra := {name: value for name, value in vars(record).items() if name not in _NO_EXTRA and name[0] != "_"}:
-        fields = {name: value if isinstance(value, _SCALARS) else str(value) for name, value in extra.items()}
-        found["fields"] = fields if len(encode(fields)) <= LONGEST_TEXT else {"left_out": ", ".join(extra)}
-    return found
+def _described(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Return an event of `logging` as a record."""
+    origin, context = event["_record"], get_contextvars()
+    level = LEVELS[min(max(origin.levelno, logging.DEBUG), logging.CRITICAL) // 10 - 1]
+    record = {"time": timestamp(origin.created), "level": level, "pid": os.getpid()}
+    record |= {name: context.pop(name) for name in BOUND if name in context}
+    record |= {"logger": origin.name, "message": event["event"]}
+    if "exception" in event:
+        record["error"] = f"{event['exception']}\n"
+    extra = ExtraAdder()(_logger, _method, {"_record": origin}).items()
+    own = {name: value for name, value in extra if name[:1] != "_" and name not in ("message", "asctime")}
+    if fields := {**context, **own, **getattr(origin, "_structlog", {})}:
+        record["fields"] = fields
+    return record
+
+
+def _limited(_logger: Any, _method: str, record: EventDict) -> EventDict:
+    """Shorten the texts of a record, and turn its fields into plain values."""
+    record["message"] = shortened(record["message"])
+    if "error" in record:
+        record["error"] = shortened(record["error"], keep_end=True)
+    if fields := record.get("fields"):
+        plain = {name: value if isinstance(value, _SCALARS) else str(value) for name, value in fields.items()}
+        record["fields"] = plain if len(encode(plain)) <= LONGEST_TEXT else {"left_out": ", ".join(fields)}
+    return record
 
 
 def shortened(text: str, keep_end: bool = False) -> str:
     """Return text of at most about LONGEST_TEXT characters, and the number of characters left out."""
     left_out = len(text) - LONGEST_TEXT
-    if left_out <= 0:
+    if left_out <= 64:  # a text that has been shortened has such a note
         return text
     note = f"... ({left_out} characters left out)"
     return f"{note}\n{text[-LONGEST_TEXT:]}" if keep_end else f"{text[:LONGEST_TEXT]}{note}"
 
 
 @contextmanager
-def captured(write: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-    """Pass all records of `logging` in this process to `write` while the body runs.
+def captured(stream: Any, processors: Sequence[Processor], mark: str = "") -> Iterator[None]:
+    """Write all records of `logging` and structlog in this process to a stream while the body runs.
 
     Loggers that keep their records from the root logger, such as Ray's, pass theirs too. A program that has configured
-    `logging` keeps its handlers and its level. Otherwise the level becomes `info`, and warnings are printed on standard
-    error as before.
+    `logging` keeps its handlers and its level, and a program that has configured structlog keeps its configuration.
+    Otherwise the level becomes `info`, and warnings are printed on standard error as before. `mark` begins each line of
+    a stream to the parent, which decides what is printed.
     """
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
+    chain: list[Processor] = [format_exc_info, _described, *processors]
+    handlers[0].setFormatter(ProcessorFormatter(processors=chain, fmt=f"{mark}%(message)s"))
+    configured = is_configured()
+    if not configured:
+        configure([_passed_on], BoundLogger, logger_factory=LoggerFactory())
     root, before = logging.getLogger(), logging.getLogger().level
-    handlers: list[logging.Handler] = [RecordHandler(write)]
     quiet = [logger for logger in map(logging.getLogger, QUIET) if logger.level == logging.NOTSET]
-    if not root.handlers:
+    bare = bool(mark) or not root.handlers
+    if bare:
         root.setLevel(logging.INFO)
-        handlers += [logging.lastResort] if logging.lastResort is not None else []
+        handlers += [logging.lastResort] if logging.lastResort is not None and not mark else []
         for logger in quiet:
             logger.setLevel(logging.WARNING)
     for handler in handlers:
@@ -156,40 +169,30 @@ def captured(write: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
             logger.removeHandler(handlers[0])
         for handler in handlers:
             root.removeHandler(handler)
-        if len(handlers) > 1:
+        if bare:
             root.setLevel(before)
             for logger in quiet:
                 logger.setLevel(logging.NOTSET)
+        if not configured:
+            reset_defaults()
 
 
 def record_process(log: ProcessLog | None) -> None:
-    """Pass all records of `logging` in this process to its log until the process ends, beginning with its start."""
+    """Pass all records of this process to its log until the process ends, beginning with its start."""
     if log is None:
         return
     output = os.readlink("/proc/self/fd/1") if os.path.exists("/proc/self/fd/1") else ""
     where = f"; output: {output}" if output.startswith("/") else ""
-    log.write({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} starts{where}"})
-    _for_ever.enter_context(captured(log.write))
-
-
-_for_ever = ExitStack()
+    log.append({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} starts{where}"})
+    _for_ever.enter_context(captured(log, log.processors))
 
 
 def send_to_parent() -> None:
-    """Send all records of `logging` and all warnings of this process to its parent, as marked lines of standard error."""
-
-    def write(record: Mapping[str, Any]) -> None:
-        data = memoryview(f"{MARK}{encode(record)}\n".encode(errors="backslashreplace"))
-        with suppress(OSError):  # the parent has ended
-            while data:
-                data = data[os.write(2, data) :]
-
-    root = logging.getLogger()
-    root.addHandler(RecordHandler(write))
-    root.setLevel(logging.INFO)
-    for name in QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    """Send all records and warnings of this process to its parent, as marked lines of standard error."""
     logging.captureWarnings(True)
+    stream = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 open to the end
+    processors = (Redactor(credentials(os.environ)), _limited, _line)
+    _for_ever.enter_context(captured(stream, processors, MARK))
 
 
 class ProcessLog:
@@ -202,48 +205,59 @@ class ProcessLog:
         self, path: Path, redactor: Redactor, about: Mapping[str, Any], wall: Callable[[], float] = time.time
     ) -> None:
         """`about`: the fields of every record: `run`, `process`, and `role` if the process belongs to one."""
-        self._path, self._redactor, self._about, self._wall = path, redactor, dict(about), wall
+
+        def complete(_logger: Any, _method: str, record: EventDict) -> EventDict:
+            return {"schema": SCHEMA, "time": timestamp(wall()), **record, **about}
+
+        self._path = path
+        self.processors: tuple[Processor, ...] = (complete, redactor, _limited, redactor, _line)
+        """Processors that make a record a line; the first `redactor` comes before limits could cut a secret in two."""
         self._file: int | None = None
         self._one_at_a_time = threading.Lock()
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         """Append a record; `about` replaces fields of the same name."""
-        clean = self._redactor.value({"schema": SCHEMA, "time": timestamp(self._wall()), **record, **self._about})
-        data = f"{encode(clean)}\n".encode(errors="backslashreplace")
+        line: Any = record
+        for processor in self.processors:
+            line = processor(None, "", line)
+        self.write(f"{line}\n")
+
+    def write(self, text: str) -> None:
+        """Append whole lines, as a stream of `logging`."""
         with self._one_at_a_time, suppress(OSError):
             if self._file is None:
-                self._file = _opened(self._path)
-            os.write(self._file, data)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                os.fchmod(self._file, 0o600)
+                if (size := os.fstat(self._file).st_size) and os.pread(self._file, 1, size - 1) != b"\n":
+                    os.write(self._file, b"\n")  # a killed process left its last line unfinished
+            os.write(self._file, text.encode(errors="backslashreplace"))
 
     def output(self, text: str) -> str:
         """Append records of a child's output, marked or plain; return the output as text for people."""
-        plain_text, *marked = text.split(MARK)
-        shown = [plain_text]
-        self._plain(plain_text)
-        for piece in marked:
+        shown = []
+        for number, piece in enumerate(text.split(MARK)):
             line, _, rest = piece.partition("\n")
-            record = _received(line)
-            if record is None:
-                rest = piece
+            if number and (record := _received(line)) is not None:
+                self.append(record)
+                head = f"{record['level']} {record.get('logger', '')}: {record['message']}"
+                shown += [f"{text}\n" for text in (head, record.get("error", "").rstrip("\n")) if text]
             else:
-                self.write(record)
-                shown.append(_readable(record))
+                rest = piece
             self._plain(rest)
             shown.append(rest)
         return "".join(shown)
 
     def _plain(self, text: str) -> None:
         """Append a record for each part of plain output that begins like a line of a log, or like a traceback."""
-        parts, start, level = [], 0, "info"
-        for begin in _BEGINS.finditer(text):
-            parts.append((level, text[start : begin.start()]))
-            word = begin["word"] or begin["letter"]
-            level = _OUTPUT_LEVELS[word] if word else "error" if begin["traceback"] else "warning"
-            start = begin.start()
-        parts.append((level, text[start:]))
-        for level, part in parts:
-            if message := part.strip("\n"):
-                self.write({"level": level, "message": shortened(message, keep_end=level == "error")})
+        start, level = 0, "info"
+        for begin in (*_BEGINS.finditer(text), None):
+            end = begin.start() if begin else len(text)
+            if message := text[start:end].strip("\n"):
+                self.append({"level": level, "message": shortened(message, keep_end=level == "error")})
+            if begin:
+                word = begin["word"] or begin["letter"]
+                start, level = end, "error" if begin["traceback"] else _OUTPUT_LEVELS[word[0]] if word else "warning"
 
     def close(self) -> None:
         with self._one_at_a_time:
@@ -252,34 +266,16 @@ class ProcessLog:
                 self._file = None
 
 
-def _opened(path: Path) -> int:
-    """Open a file of records for appending. A line that a killed process left unfinished is ended."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.fchmod(file, 0o600)
-    if (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":
-        os.write(file, b"\n")
-    return file
-
-
 def _received(line: str) -> dict[str, Any] | None:
     """Return the record of a marked line, with known fields only, since the child may be hostile; else None."""
     try:
         sent = json.loads(line)
         datetime.fromisoformat(sent["time"])
-        record: dict[str, Any] = {
-            "level": LEVELS[LEVELS.index(sent["level"])],
-            "message": shortened(str(sent["message"])),
-        }
+        record: dict[str, Any] = {"level": LEVELS[LEVELS.index(sent["level"])], "message": str(sent["message"])}
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
-    record |= {name: sent[name] for name in _TEXTS if isinstance(sent.get(name), str)}
+    record |= {name: sent[name] for name in ("time", "logger", "error") if isinstance(sent.get(name), str)}
     record |= {name: sent[name] for name in (*BOUND, "pid") if isinstance(sent.get(name), int | str)}
     if isinstance(fields := sent.get("fields"), dict):
         record["fields"] = {name: value for name, value in fields.items() if isinstance(value, _SCALARS)}
     return record
-
-
-def _readable(record: Mapping[str, Any]) -> str:
-    lines = [f"{record['level']} {record.get('logger', '')}: {record['message']}", record.get("error", "").rstrip("\n")]
-    return "".join(f"{line}\n" for line in lines if line)

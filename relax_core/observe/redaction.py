@@ -35,10 +35,11 @@ class Redactor:
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Add secret values to redact, both as plain text and as JSON escapes them."""
+        """Add secret values to redact, as plain text and as JSON and Python escape them."""
         for secret in secrets:
             if len(secret) >= _SHORTEST:
-                self._values |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+                quoted = (repr(secret), json.dumps(secret), json.dumps(secret, ensure_ascii=False))
+                self._values |= {secret, *(text[1:-1] for text in quoted)}
         longest_first = sorted(self._values, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -56,13 +57,15 @@ class Redactor:
             return self.text(value)
         if isinstance(value, Mapping):
             return {self.text(str(key)): self._entry(str(key), inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, tuple):
+            return tuple(map(self.value, value))
+        if isinstance(value, (list, set, frozenset)):
             return [self.value(inner) for inner in value]
         return value
 
-    def shown(self, value: Any) -> str:
-        """Return any object as text without secrets, for values that JSON lacks."""
-        return self.text(str(value))
+    def __call__(self, _logger: Any, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an event without secrets, as a processor of structlog."""
+        return {self.text(key): self._entry(key, value) for key, value in event.items()}
 
     def _entry(self, key: str, value: Any) -> Any:
         return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)

@@ -21,7 +21,7 @@ import importlib, pkgutil, sys
 import relax_core.api, relax_core.launch, relax_core.runs
 for module in pkgutil.iter_modules(relax_core.api.__path__):
     importlib.import_module(f"relax_core.api.{module.name}")
-print(*sorted({"torch", "ray", "transformers", "aiohttp"} & set(sys.modules)))
+print(*sorted({"torch", "ray", "transformers", "aiohttp", "structlog"} & set(sys.modules)))
 """
 
 

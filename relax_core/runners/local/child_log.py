@@ -51,7 +51,7 @@ class ChildLog:
 
     def started(self, pid: int) -> None:
         """Record the start of the process, and the file of its output."""
-        self.records.write({"level": "info", "pid": pid, "message": f"process {pid} starts; output: {self._name}"})
+        self.records.append({"level": "info", "pid": pid, "message": f"process {pid} starts; output: {self._name}"})
 
     def join(self, timeout_s: float) -> None:
         """Wait until all output is in the files."""

@@ -201,7 +201,7 @@ def test_init_names_the_line_of_its_file_that_a_run_would_refuse(folder: Path, c
 
 LIGHT = """
 import sys, relax_core.cli.main, relax_core.config
-heavy = {"torch", "ray", "pydantic", "PIL", "jinja2", "zstandard", "psutil"}
+heavy = {"torch", "ray", "pydantic", "PIL", "jinja2", "zstandard", "psutil", "structlog"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from relax_core.config import *
 import relax_core.observe.notifications

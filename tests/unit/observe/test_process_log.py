@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
+from hypothesis import given, strategies as st
 
 from relax_core.api.plan import Plan
 from relax_core.observe import process_log
@@ -24,7 +29,7 @@ from relax_core.observe.process_log import (
     captured,
     record_process,
 )
-from relax_core.observe.redaction import Redactor
+from relax_core.observe.redaction import HIDDEN, Redactor
 from relax_core.runners.launch import Launch
 
 ABOUT = {"run": "maths", "role": "rollout", "process": "engine-0"}
@@ -52,7 +57,7 @@ def marked(**fields: Any) -> str:
 def test_a_library_s_record_has_its_logger_its_traceback_and_the_fields_of_the_work(
     log: ProcessLog, logger: logging.Logger
 ) -> None:
-    with captured(log.write), bound(step=3), bound(group=7, step=4):
+    with captured(log, log.processors), bound(step=3), bound(group=7, step=4):
         try:
             raise ValueError("too long")
         except ValueError:
@@ -66,6 +71,96 @@ def test_a_library_s_record_has_its_logger_its_traceback_and_the_fields_of_the_w
     }
     assert (record["step"], record["group"]) == (4, 7)
     assert record["error"].splitlines()[-1] == "ValueError: too long"
+
+
+def test_a_record_has_these_bytes(log: ProcessLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 12)
+    monkeypatch.setattr(time, "time", lambda: 1.5)
+    monkeypatch.setattr(time, "time_ns", lambda: 1_500_000_000)
+    with captured(log, log.processors), bound(sample=1, task="t"), bound(group=7):
+        logging.getLogger("a").warning("%s", "é", extra={"shape": (1, 2), "share": 0.5, "none": None})
+    assert log._path.read_text() == (
+        '{"schema":"relax.log/1","time":"1970-01-01T00:00:01.500+00:00","level":"warning","pid":12,"group":7,"task":"t",'
+        '"sample":1,"logger":"a","message":"é","fields":{"shape":"(1, 2)","share":0.5,"none":"None"},"run":"maths",'
+        '"role":"rollout","process":"engine-0"}\n'
+    )
+
+
+def test_both_loggers_make_the_same_record(log: ProcessLog, logger: logging.Logger) -> None:
+    with captured(log, log.processors), bound(step=3), structlog.contextvars.bound_contextvars(trial="a"):
+        try:
+            raise ValueError("too long")
+        except ValueError:
+            logger.exception("sample %d failed", 2, extra={"tokens": 12})
+            structlog.get_logger("a.library").exception("sample %d failed", 2, tokens=12)
+        logger.warning("done", extra={"event": 1, "exception": 2, "step": 4})
+        structlog.get_logger("a.library").warning("done", exception=2, step=4)
+    first, second, third, fourth = written(log)
+    assert first | {"time": ""} == second | {"time": ""}
+    assert first["fields"] == {"trial": "a", "tokens": 12} and first["error"].endswith("ValueError: too long\n")
+    assert (third["message"], third["step"]) == (fourth["message"], fourth["step"]) == ("done", 3)
+    assert third["fields"] == {"trial": "a", "event": 1, "exception": 2, "step": 4}
+    assert fourth["fields"] == {"trial": "a", "exception": 2, "step": 4}
+
+
+def test_any_keyword_of_structlog_is_a_field_and_its_logger_has_the_name_of_the_module(log: ProcessLog) -> None:
+    with captured(log, log.processors):
+        structlog.get_logger().warning("named", name="n", args=[1], msg="m", _private=True)
+        structlog.get_logger().error(count=1)
+    named, nameless = written(log)
+    assert named["fields"] == {"name": "n", "args": "[1]", "msg": "m", "_private": True}
+    assert named["logger"] == __name__ and (nameless["message"], nameless["fields"]) == ("", {"count": 1})
+
+
+def test_a_program_that_has_configured_structlog_keeps_its_configuration(log: ProcessLog) -> None:
+    own = structlog.testing.LogCapture()
+    structlog.configure([own])
+    try:
+        with captured(log, log.processors):
+            structlog.get_logger().info("of the program")
+        assert structlog.is_configured() and [event["event"] for event in own.entries] == ["of the program"]
+    finally:
+        structlog.reset_defaults()
+    with captured(log, log.processors):
+        assert structlog.is_configured()
+    assert not structlog.is_configured() and not log._path.exists()
+
+
+SECRET = "hush-'hush\"\\hush"
+PLACES = {
+    "message": lambda text: ((text,), {}),
+    "argument": lambda text: (("%s", text), {}),
+    "field": lambda text: (("x",), {"field": text}),
+    "key": lambda text: (("x",), {text: 1}),
+    "nested": lambda text: (("x",), {"field": {"deep": [{"deeper": text}, (text,)]}}),
+    "object": lambda text: (("x",), {"field": SimpleNamespace(inner=text)}),
+    "secret key": lambda text: (("x",), {"field": {"api_key": "unknown-secret"}}),
+    "error": lambda text: (("x",), {"exc_info": ValueError(text)}),
+}
+
+
+@given(
+    place=st.sampled_from(sorted(PLACES)), before=st.text("a", max_size=20) | st.just("a" * (LONGEST_TEXT - 9)),
+    after=st.text("b", max_size=20) | st.just("b" * (LONGEST_TEXT - 9)), library=st.booleans(), child=st.booleans(),
+)  # fmt: skip
+def test_no_secret_passes_whatever_the_logger(
+    tmp_path_factory: pytest.TempPathFactory, place: str, before: str, after: str, library: bool, child: bool
+) -> None:
+    log = ProcessLog(tmp_path_factory.mktemp("logs") / "x.jsonl", Redactor([SECRET]), ABOUT)
+    assert not structlog.is_configured()
+    args, fields = PLACES[place](f"{before} {SECRET} {after}")
+    sent = io.StringIO()
+    in_child = (Redactor([SECRET]), process_log._limited, process_log._line)
+    with captured(sent, in_child, MARK) if child else captured(log, log.processors):
+        if library:
+            known = {"exc_info": fields.pop("exc_info", None)}
+            logging.getLogger("a.library").error(*args, **known, extra=fields)
+        else:
+            structlog.get_logger().error(*args, **fields)
+    shown = log.output(sent.getvalue())
+    text = shown + log._path.read_text()
+    assert HIDDEN in text or LONGEST_TEXT - 9 in (len(before), len(after)), "long texts are cut"
+    assert "hush" not in text and "unknown-secret" not in text
 
 
 async def test_fields_belong_to_a_task_and_to_the_tasks_that_it_starts() -> None:
@@ -93,7 +188,7 @@ def test_a_message_that_does_not_fit_its_arguments_does_not_end_the_program(
     for handler in others:
         root.removeHandler(handler)
     try:
-        with captured(log.write):
+        with captured(log, log.processors):
             logger.warning("%d", "three")
             logger.info("the next")
     finally:
@@ -108,7 +203,7 @@ def test_a_program_without_handlers_records_from_info_on_and_gets_its_level_back
     for handler in others:
         root.removeHandler(handler)
     try:
-        with captured(log.write):
+        with captured(log, log.processors):
             logging.getLogger("a.library").info("loaded")
             logging.getLogger("httpx").info("HTTP Request")
         assert root.handlers == [] and root.level == before
@@ -122,7 +217,7 @@ def test_a_logger_that_keeps_its_records_from_the_root_is_recorded_too(log: Proc
     apart = logging.getLogger("apart.of.root")
     apart.propagate = False
     try:
-        with captured(log.write):
+        with captured(log, log.processors):
             apart.warning("heard")
         apart.warning("not heard")
     finally:
@@ -152,7 +247,7 @@ def test_the_log_of_a_launch_has_no_secrets_and_makes_no_folder(
     for role in ("", "rollout"):
         made = launch.process_log("engine-0", role)
         assert made is not None
-        made.write({"level": "info", "message": "of hush-hush"})
+        made.append({"level": "info", "message": "of hush-hush"})
         made.close()
     lines = (tmp_path / "logs" / "engine-0.jsonl").read_text().splitlines()
     first, second = map(json.loads, lines)
@@ -181,7 +276,7 @@ def test_the_log_of_a_launch_has_no_secrets_and_makes_no_folder(
 def test_plain_output_becomes_records_with_the_levels_of_its_lines(
     log: ProcessLog, text: str, levels: list[str]
 ) -> None:
-    log.write({"level": "debug", "message": "first"})
+    log.append({"level": "debug", "message": "first"})
     assert log.output(text) == text
     _, *records = written(log)
     assert [record["level"] for record in records] == levels
@@ -224,7 +319,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path: Path) -
     path = tmp_path / "engine-0.jsonl"
     path.write_text('{"schema": "relax.lo')
     log = ProcessLog(path, Redactor(), ABOUT)
-    log.write({"level": "info", "message": "again"})
+    log.append({"level": "info", "message": "again"})
     log.close()
     torn, line = path.read_text().splitlines()
     assert torn == '{"schema": "relax.lo' and json.loads(line)["message"] == "again"
@@ -233,4 +328,4 @@ def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path: Path) -
 
 def test_a_file_that_can_t_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ProcessLog(tmp_path / "file" / "x.jsonl", Redactor(), ABOUT).write({"level": "info", "message": "lost"})
+    ProcessLog(tmp_path / "file" / "x.jsonl", Redactor(), ABOUT).append({"level": "info", "message": "lost"})

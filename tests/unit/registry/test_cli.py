@@ -186,7 +186,7 @@ sys.argv = ["relax", "plugins", "list", "--kind", "reward", "--json"]
 try:
     main.main()
 finally:
-    print("heavy:", *sorted({"torch", "ray", "pydantic", "numpy", "transformers"} & set(sys.modules)), file=sys.stderr)
+    print("heavy:", *sorted({"torch", "ray", "pydantic", "numpy", "transformers", "structlog"} & set(sys.modules)), file=sys.stderr)
 """
 
 

@@ -46,7 +46,7 @@ class Run:
     ) -> None:
         folder = self.path / more.pop("folder", "logs")
         log = ProcessLog(folder / f"{process}.jsonl", Redactor(), {"run": "r", "role": role, "process": process})
-        log.write({"time": timestamp(BEGIN + at), "level": level, "message": message, **more})
+        log.append({"time": timestamp(BEGIN + at), "level": level, "message": message, **more})
         log.close()
 
     def end(self, state: str = "finished") -> None:

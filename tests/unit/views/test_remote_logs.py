@@ -43,7 +43,7 @@ def test_a_log_through_the_control_api_is_that_of_the_run_s_files(run: Run, rela
     log = ProcessLog(
         run.path / "logs" / "engine-0.jsonl", Redactor(("hf_secret",)), {"role": "rollout", "process": "engine-0"}
     )
-    log.write({"level": "info", "message": "with hf_secret, \ud800 and \u2028"})
+    log.append({"level": "info", "message": "with hf_secret, \ud800 and \u2028"})
     log.close()
     run.end()
     for arguments in (

@@ -89,10 +89,7 @@ def timestamp(seconds: float) -> str:
 
 
 def _passed_on(logger: Any, method: str, event: EventDict) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the call of `logging` that passes an event of structlog on.
-
-    The keywords of the event are one attribute, since `logging` refuses names such as `name` and `args`.
-    """
+    """Return the arguments of the call of `logging` for an event of structlog; `logging` refuses some names in `extra`."""
     event.setdefault("event", "")
     args, keywords = render_to_log_args_and_kwargs(logger, method, event)
     return args, {**keywords, "extra": {"_structlog": keywords.get("extra", {})}}

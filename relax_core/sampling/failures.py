@@ -90,7 +90,8 @@ class SampleFailures:
 def keep_sample(run: RunConfig, run_dir: str, document: Mapping[str, Any]) -> None:
     """Write a failing sample to the run directory, without the run's secrets."""
     redactor = Redactor([*revealed(run.dump()), *credentials(os.environ)])
-    (Path(run_dir) / FILE).write_text(json.dumps(redactor.value(document), indent=1, default=redactor.shown))
+    text = json.dumps(redactor.value(document), indent=1, default=lambda value: redactor.text(str(value)))
+    (Path(run_dir) / FILE).write_text(text)
 
 
 def _error(scored: ScoredSample, component: str, seen: str) -> RelaxError:

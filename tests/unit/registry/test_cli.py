@@ -186,7 +186,8 @@ sys.argv = ["relax", "plugins", "list", "--kind", "reward", "--json"]
 try:
     main.main()
 finally:
-    print("heavy:", *sorted({"torch", "ray", "pydantic", "numpy", "transformers", "structlog"} & set(sys.modules)), file=sys.stderr)
+    heavy = {"torch", "ray", "pydantic", "numpy", "transformers", "structlog"}
+    print("heavy:", *sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
 
 

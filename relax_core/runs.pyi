@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of the room, and the module of each."""
 
-from .control_api.client import Answered as Answered, ControlClient as ControlClient, read_token as read_token
+from .control_api.client import (
+    UNIX as UNIX,
+    Answered as Answered,
+    ControlClient as ControlClient,
+    read_token as read_token,
+)
 from .control_api.operations import (
     ACTIONS as ACTIONS,
     Action as Action,

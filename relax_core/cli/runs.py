@@ -271,29 +271,6 @@ def _change(
     return view.name, RunControl(view).change(action, wait_s, fields)
 
 
-def serve(
-    run: Run = None,
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT, unix:PATH, or unix for a socket in the run directory.")
-    ] = "127.0.0.1:8700",
-    token_file: TokenFile = None,
-) -> None:
-    """Serve the control API of a run until Ctrl-C: watch and change the run by HTTP.
-
-    Every request needs the token, as `Authorization: Bearer TOKEN`. The page /docs lists the routes. The server reads the
-    run directory, so it may run on any machine that has it, before and after the run too. It does not encrypt: to reach
-    it from elsewhere, use a tunnel or a proxy with TLS.
-    """
-    from relax_core.control_api.client import read_token
-    from relax_core.control_api.server import ControlServer
-    from relax_core.views.run import open_run
-
-    view, token = open_run(run), read_token(token_file)
-    server = ControlServer(view, listen, token)
-    say(f"relax: {view.name} is served at {server.address}", err=True)
-    server.run()
-
-
 def pause(
     run: Run = None,
     wait_s: Annotated[float, typer.Option(help="Most seconds to wait until the run is paused.", min=0.0)] = 3600.0,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control API of a run: an HTTP server over its run directory, and the client of the command line."""
+"""Changes of a live run: their state machine, the requests through the run directory, and the client of a control API."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_control.server import ControlServer
 
-from relax_core.control_api.server import ControlServer
 from relax_core.rpc.host import free_port
 from relax_core.views.run import open_run
 from tests.graph.conftest import SMALL, Relax

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 import pytest
+from relax_plugin_control.server import ControlServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from relax_core.control.run import obey_signals, receiver
-from relax_core.control_api.server import ControlServer
 from relax_core.observe.records import read_frames
 from relax_core.views.run import open_run
 from tests.graph.conftest import SMALL, Relax, environment

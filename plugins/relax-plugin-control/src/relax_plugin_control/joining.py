@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.role import Clock
-from relax_core.control_api.client import Answered
+from relax_core.runs import Answered
 
 ASK_S = 5.0
 """Seconds between two requests to join."""

@@ -27,17 +27,28 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.http_requests import parse_json
-from relax_core.control_api import rednote
-from relax_core.control_api.log_stream import MAX_RECORDS, log_lines
-from relax_core.control_api.operations import ACTIONS, Action, Book, PlainAction, Refused, expected
-from relax_core.control_api.run_control import RunControl
-from relax_core.engines.scaling import ScaleRequest
-from relax_core.observe.event_log import EVENTS
-from relax_core.observe.files import encode, read_document, write_document
-from relax_core.views.answers import ANSWERS, scale_plan
-from relax_core.views.follower import LineFollower
-from relax_core.views.logs import log_filter
-from relax_core.views.run import RunView, health
+from relax_core.runs import (
+    ACTIONS,
+    ANSWERS,
+    EVENTS,
+    Action,
+    Book,
+    LineFollower,
+    PlainAction,
+    Refused,
+    RunControl,
+    RunView,
+    ScaleRequest,
+    encode,
+    expected,
+    health,
+    log_filter,
+    read_document,
+    scale_plan,
+    write_document,
+)
+from relax_plugin_control import rednote
+from relax_plugin_control.log_stream import MAX_RECORDS, log_lines
 
 BOOK = "operations"
 MAX_BODY = 1 << 16

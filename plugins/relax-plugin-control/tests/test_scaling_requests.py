@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_control.app import RunApi
+from relax_plugin_control.scale import _request
 
 from relax_core.api.errors import ConfigError
-from relax_core.cli.scale import _request
-from relax_core.control_api.app import RunApi
-from relax_core.control_api.operations import Book, Facts
-from relax_core.engines.scaling import JOINING, LEAVING, PoolScaling, ScaleRequest
+from relax_core.engines.scaling import LEAVING, PoolScaling, ScaleRequest
 from relax_core.observe.run_directory import RunDirectory
-from tests.unit.views.test_control_api import LIVE, call
-
-
-def pools() -> dict[str, PoolScaling]:
-    judge = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine", ("placement", "engines on gpu:1", "use CPUs"))
-    rollout = PoolScaling("rollout", ["engine-0", "engine-1"], 1, addresses=["127.0.0.1:8701"])
-    rollout.nodes, judge.nodes = {"engine-0": "10.0.0.1", "engine-1": "10.0.0.2"}, {"judge-engine-0": "10.0.0.3"}
-    return {"rollout": rollout, "judge": judge}
+from tests.control_api import call
+from tests.unit.views.test_operations import LIVE, pools
 
 
 @pytest.fixture
@@ -139,37 +132,6 @@ def test_a_node_is_drained_in_every_pool_with_engines_that_can_leave(
     assert (operation["state"], operation["detail"]) == ("done", "rollout-1 is completed; judge-1 is completed")
 
 
-def test_an_operation_follows_what_the_pool_says() -> None:
-    pool = pools()["rollout"]
-    facts = replace(LIVE, pools={"rollout": pool})
-    book, fields = Book(), dict[str, Any](pool="rollout", target=3)
-    book.ask("scale", "key", facts, 1.0, fields)
-    book.settle(facts, 2.0)
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "")
-    assert book.settle(replace(facts, pid=8), 2.0)[0].fields == fields, "a new process of the run is asked again"
-    pool.ask(ScaleRequest("key", **fields), 3.0)
-    pool.on_step("engine-2", "creating", 3.0)
-    book.settle(replace(facts, pid=8), 3.0)
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "rollout-1 is creating")
-    for step in JOINING[2:]:
-        pool.on_step("engine-2", step, 4.0)
-    book.settle(replace(facts, pid=8), 4.0)
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("done", "rollout-1 is active")
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_an_operation_that_fails_says_why(ended: bool) -> None:
-    pool = pools()["rollout"]
-    facts = replace(LIVE, pools={"rollout": pool})
-    book = Book()
-    book.ask("scale", "key", facts, 1.0, {"pool": "rollout", "target": 3})
-    pool.ask(ScaleRequest("key", target=3), 2.0)
-    pool.on_step("engine-2", "failed", 3.0, "engine-2: no memory")
-    book.settle(Facts("stopped", ended=True) if ended else facts, 4.0)
-    wanted = "the run is stopped" if ended else "rollout-1 is failed; engine-2: no memory"
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", wanted)
-
-
 def test_a_cancelled_operation_is_done_when_its_engines_are_gone(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pools()
     monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=found))
@@ -183,18 +145,6 @@ def test_a_cancelled_operation_is_done_when_its_engines_are_gone(live: Path, mon
     found["rollout"].on_step("engine-2", "completed", 3.0)
     states = {one["id"]: one["state"] for one in call(live, "GET", "/operations").json()["operations"]}
     assert states == {"1": "failed", "2": "done"}
-
-
-def test_a_cancellation_that_comes_too_late_has_failed() -> None:
-    pool = pools()["rollout"]
-    facts = replace(LIVE, pools={"rollout": pool})
-    pool.ask(ScaleRequest("grow", target=3), 1.0)
-    book = Book()
-    book.ask("scale", "key", facts, 2.0, {"pool": "rollout", "cancel": "rollout-1"})
-    for step in JOINING[1:]:
-        pool.on_step("engine-2", step, 3.0)
-    book.settle(facts, 4.0)
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "rollout-1 is active")
 
 
 def test_the_command_line_takes_one_run_and_one_change() -> None:

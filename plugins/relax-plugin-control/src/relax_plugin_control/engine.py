@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb `relax engine serve`: an engine that joins a live run from outside."""
+"""The command `relax engine serve`: an engine that joins a live run from outside."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from relax_core.api import ConfigError, SystemClock
 from relax_core.cli.terminal import Arguments, remote, run_to_end, say, split
-
-if TYPE_CHECKING:
-    import socket
-
-    from relax_core.control_api.client import ControlClient
-    from relax_core.runners.engine_host import EngineHost
+from relax_core.launch import EngineHost, host_engine
+from relax_core.runs import ControlClient, read_token
+from relax_plugin_control.joining import join_until_left
+from relax_plugin_control.server import listening
 
 verbs = typer.Typer(no_args_is_help=True)
 
@@ -49,11 +49,6 @@ def serve(
     again when the connection is lost; without it, use `relax scale RUN --join HOST:PORT`. The engine's model folder and
     options are those of this configuration. Nothing is encrypted: use loopback, a tunnel, or a closed network.
     """
-    from relax_core.api.errors import ConfigError
-    from relax_core.control_api.client import read_token
-    from relax_core.control_api.server import listening
-    from relax_core.runners.engine_host import host_engine
-
     token, client = read_token(token_file), remote(join, token_file) if join else None
     if listen.startswith("unix"):
         raise ConfigError("--listen", listen, "give HOST:PORT: a run calls its engines by TCP")
@@ -67,9 +62,6 @@ def serve(
 async def _serve(
     host: EngineHost, listener: socket.socket, client: ControlClient | None, address: str, patience_s: float
 ) -> None:
-    from relax_core.api.role import SystemClock
-    from relax_core.control_api.joining import join_until_left
-
     await host.open(listener)
     try:
         await join_until_left(

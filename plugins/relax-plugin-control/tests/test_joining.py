@@ -7,10 +7,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from relax_plugin_control.joining import join_until_left
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.control_api.client import Answered
-from relax_core.control_api.joining import join_until_left
 from tests.clocks import HandClock
 
 REQUESTED = {"id": "1", "state": "requested", "detail": ""}

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb `relax scale`: change the number of engines of a live run."""
+"""The command `relax scale`: change the number of engines of a live run."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 import typer
 
+from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import Address, AsJson, TokenFile, print_json, print_operation, remote, say
-
-if TYPE_CHECKING:
-    from relax_core.control_api.client import ControlClient
-    from relax_core.engines.scaling import ScaleRequest
-    from relax_core.views.run import RunView
+from relax_core.runs import ControlClient, RunControl, RunView, ScaleRequest, expected, open_run, scale_plan, scaling_of
 
 
 def scale(
@@ -49,11 +46,6 @@ def scale(
     pools have the names of their tables in [[engines]]. An engine that joins serves once it has proved the newest weights.
     The requests of an engine that leaves continue on other engines from their last token; the newest engines leave first.
     """
-    from relax_core.control_api.operations import expected
-    from relax_core.control_api.run_control import RunControl
-    from relax_core.views.answers import scale_plan
-    from relax_core.views.run import open_run
-
     run, request = _request(arguments or [], drain, cancel, keep_partial, join, drain_node)
     if address:
         _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
@@ -73,9 +65,6 @@ def _request(
     arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool, join: str = "", node: str = ""
 ) -> tuple[str | None, ScaleRequest]:
     """Return the run's name and the request of a command line. Raises ConfigError."""
-    from relax_core.api.errors import ConfigError
-    from relax_core.engines.scaling import ScaleRequest
-
     targets = [one for one in arguments if "=" in one]
     runs = [one for one in arguments if "=" not in one]
     given = len(targets) + bool(drain) + bool(cancel) + bool(join) + bool(node)
@@ -110,10 +99,6 @@ def _scale_remotely(
 
 def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:
     """Find the pool of an engine or operation that the request names. A node is drained in all pools."""
-    from dataclasses import replace
-
-    from relax_core.views.answers import scaling_of
-
     if request.pool or request.node:
         return request
     pools = scaling_of(view)

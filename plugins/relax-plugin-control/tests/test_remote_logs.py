@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_control import log_stream
+from relax_plugin_control.log_stream import log_lines, newest
+from relax_plugin_control.server import ControlServer
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.control_api import log_stream
-from relax_core.control_api.log_stream import REMARKS, log_lines, newest
-from relax_core.control_api.server import ControlServer
 from relax_core.observe.process_log import ProcessLog
 from relax_core.observe.redaction import Redactor
-from relax_core.views.logs import LOOK_S, LogFilter
+from relax_core.views.logs import LOOK_S, REMARKS, LogFilter
 from relax_core.views.run import RunView
-from tests.unit.views.test_control_api import TOKEN, call
+from tests.control_api import TOKEN, call
 from tests.unit.views.test_logs import Run, relax, run  # noqa: F401 fixtures
 
 Relax = Callable[..., Any]

@@ -12,9 +12,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from relax_core.control_api.operations import ControlOperation, Refused, expected
-from relax_core.control_api.run_control import RunControl
-from relax_core.engines.scaling import PoolScaling, ScaleRequest
+from relax_core.runs import ControlOperation, PoolScaling, Refused, RunControl, ScaleRequest, expected
 
 Way = Literal["scale_out", "scale_in"]
 DEFAULT = "default"

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the control API: its address, its lock, and uvicorn."""
+"""The server of the control API, and the command `relax serve`."""
 
 from __future__ import annotations
 
 import os
 import socket
 from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.checks import MAX_PORT
-from relax_core.control_api.client import UNIX
-from relax_core.observe.epoch import WriterLock
-from relax_core.views.run import RunView
+from relax_core.api.http_requests import HeadDeadline
+from relax_core.cli.terminal import Run, TokenFile, say
+from relax_core.runs import UNIX, RunView, WriterLock, open_run, read_token
+from relax_plugin_control.app import RunApi, make_app
+
+MAX_PORT = 65535
 
 
 def listening(address: str, run: Path) -> tuple[socket.socket, str]:
@@ -72,13 +78,6 @@ class ControlServer:
 
     def __init__(self, view: RunView, address: str, token: str) -> None:
         """Bind the address; see `listening`. Raises ConfigError for it, and if another process serves the run."""
-        try:
-            import uvicorn
-
-            from relax_core.api.http_requests import HeadDeadline
-            from relax_core.control_api.app import RunApi, make_app
-        except ModuleNotFoundError as error:
-            raise ConfigError("relax serve", f"no package {error.name}", "pip install 'relax-core[control]'") from error
         self._lock = WriterLock(view.path / ".control-lock")
         try:
             self._listener, self.address = listening(address, view.path)
@@ -103,3 +102,22 @@ class ControlServer:
     def stop(self) -> None:
         """Make `run` return; for another thread."""
         self._server.should_exit = True
+
+
+def serve(
+    run: Run = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT, unix:PATH, or unix for a socket in the run directory.")
+    ] = "127.0.0.1:8700",
+    token_file: TokenFile = None,
+) -> None:
+    """Serve the control API of a run until Ctrl-C: watch and change the run by HTTP.
+
+    Every request needs the token, as `Authorization: Bearer TOKEN`. The page /docs lists the routes. The server reads the
+    run directory, so it may run on any machine that has it, before and after the run too. It does not encrypt: to reach
+    it from elsewhere, use a tunnel or a proxy with TLS.
+    """
+    view, token = open_run(run), read_token(token_file)
+    server = ControlServer(view, listen, token)
+    say(f"relax: {view.name} is served at {server.address}", err=True)
+    server.run()

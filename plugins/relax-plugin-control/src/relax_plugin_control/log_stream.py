@@ -13,9 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypeVar
 
-from relax_core.observe.files import encode
-from relax_core.views.logs import LOOK_S, REMARKS, LogFilter, RunLogs, chosen, looks, remarks
-from relax_core.views.run import RunView
+from relax_core.runs import LOOK_S, REMARKS, LogFilter, RunLogs, RunView, chosen, encode, looks, remarks
 
 MAX_RECORDS, MAX_BYTES = 10_000, 32_000_000
 """Most records, and most bytes of them, that are sent at once. Earlier records are left out."""

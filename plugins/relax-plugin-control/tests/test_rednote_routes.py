@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_control.app import RunApi
+from relax_plugin_control.rednote import INSTEAD, engines
 
-from relax_core.control_api.app import RunApi
-from relax_core.control_api.rednote import INSTEAD, engines
 from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
 from relax_core.observe.run_directory import RunDirectory
-from tests.unit.views.test_control_api import LIVE, call
-from tests.unit.views.test_scaling_requests import pools
+from tests.control_api import call
+from tests.unit.views.test_operations import LIVE, pools
 
 
 @pytest.fixture

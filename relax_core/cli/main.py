@@ -36,13 +36,13 @@ class LazyCommands(Mapping[str, Any]):
         return self._parsers[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.known.callable))
+        return iter(sorted(self.known.by_name))
 
     def __len__(self) -> int:
-        return len(self.known.callable)
+        return len(self.known.by_name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.known.core or name in self.known.callable
+        return name in self.known.core or name in self.known.by_name
 
 
 class CommandGroup(TyperGroup):
@@ -61,7 +61,7 @@ class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a panel for each group of commands."""
         panels: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS.values()}
-        for name, offered in sorted(self.commands.known.callable.items()):
+        for name, offered in sorted(self.commands.known.by_name.items()):
             panels.setdefault(offered.command.panel, []).append((name, printable(offered.command.help)))
         for title, rows in panels.items():
             if rows:
@@ -70,7 +70,7 @@ class CommandGroup(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete the names of commands without importing the commands."""
-        known = self.commands.known.callable
+        known = self.commands.known.by_name
         listed = TyperGroup(name=self.name, params=self.params)
         for name, offered in known.items():
             listed.add_command(TyperCommand(name, help=offered.command.help))
@@ -83,10 +83,12 @@ class CommandGroup(TyperGroup):
         except (UsageError, typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            charged = (
-                self.commands.known.find(ctx.invoked_subcommand).charged(error) if ctx.invoked_subcommand else error
-            )
-            raise charged from (error if charged is not error else error.__cause__)
+            if ctx.invoked_subcommand is None:
+                raise
+            charged = self.commands.known.find(ctx.invoked_subcommand).charged(error)
+            if charged is error:
+                raise
+            raise charged from error
 
 
 app = typer.Typer(

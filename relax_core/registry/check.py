@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relax_core.api.component import KINDS, Component, Configurable
-from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.errors import RelaxError
 from relax_core.registry.catalogue import Catalogue, known_kind
-from relax_core.registry.commands import OfferedCommand
-from relax_core.registry.error_text import did_you_mean
+from relax_core.registry.commands import Commands, OfferedCommand
 from relax_core.registry.handshake import CORE, PluginState, Record
 from relax_core.registry.loader import import_target
 
@@ -119,16 +118,15 @@ def examine(
         yield _opens(catalogue, subject)
     for record in records:
         for command in record.commands:
-            detail = _command_fault(catalogue, OfferedCommand(command, record))
+            detail = _command_fault(OfferedCommand(command, record))
             verdict = CheckResult.FAILED if detail else CheckResult.PASSED
             yield CheckOutcome(record.distribution, f"command {command.name}", "command", verdict, detail)
 
 
-def _command_fault(catalogue: Catalogue, offered: OfferedCommand) -> str:
+def _command_fault(offered: OfferedCommand) -> str:
     """Return why a command cannot be called as its metadata says; "" if it can."""
     command, record = offered
-    taken = {each.name for other in catalogue.records if other.distribution == CORE for each in other.commands}
-    if record.distribution != CORE and command.name in taken:
+    if record.distribution != CORE and command.name in Commands().core:
         return f"{CORE} has a command {command.name}; rename this one"
     try:
         text = (offered.parser(command.name).help or "").partition("\n")[0]
@@ -273,7 +271,12 @@ def _lines(pipe: int) -> Iterator[str]:
 def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
     """Import a component or command and return the data that `relax plugins show` prints."""
     if kind == "command":
-        return _describe_command(catalogue, name)
+        offered = Commands().find(name)
+        command, record = offered
+        return {
+            "kind": "command", **asdict(command), "distribution": record.distribution, "version": record.version,
+            "doc": offered.parser(command.name).help or "",
+        }  # fmt: skip
     found, cls = catalogue.find(kind, name), catalogue.target(kind, name)
     return {
         "kind": kind,
@@ -288,25 +291,6 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
         "capabilities": capabilities(kind, cls),
         "options": options(cls.options_model()) if KINDS[kind].base else [],
     }
-
-
-def _describe_command(catalogue: Catalogue, name: str) -> dict[str, Any]:
-    wanted, _, bare = name.rpartition(":")
-    found = (
-        OfferedCommand(command, record)
-        for record in catalogue.records
-        if wanted in ("", record.distribution)
-        for command in record.commands
-        if command.name == bare
-    )
-    if (offered := next(found, None)) is None:
-        known = (command.name for record in catalogue.records for command in record.commands)
-        raise ConfigError("command", repr(name), did_you_mean(bare, known))
-    command, record = offered
-    return {
-        "kind": "command", **asdict(command), "distribution": record.distribution, "version": record.version,
-        "doc": offered.parser(bare).help or "",
-    }  # fmt: skip
 
 
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Commands:
         return [offered for offered in found if offered.record.distribution != CORE]
 
     @cached_property
-    def callable(self) -> dict[str, OfferedCommand]:
+    def by_name(self) -> dict[str, OfferedCommand]:
         """All commands that can be called, by the name that calls each."""
         others = [offered for offered in self._others if offered.record.state is PluginState.OK]
         times = Counter([*self.core, *(offered.command.name for offered in others)])
@@ -116,7 +116,7 @@ class Commands:
 
             home = installable().get("command", {}).get(bare, "")
             is_absent = home and wanted in ("", home)
-            fix = f"its plugin is not installed; pip install {home}" if is_absent else did_you_mean(bare, self.callable)
+            fix = f"its plugin is not installed; pip install {home}" if is_absent else did_you_mean(bare, self.by_name)
         raise ConfigError("command", repr(name), fix)
 
 

@@ -54,7 +54,7 @@ def _records(
             notes.append(f"a command is left out: {error}")
             continue
         if commands.setdefault(command.name, command) is not command:
-            notes.append(f"a command is left out: {entry.name!r} has the name of another one; rename it")
+            notes.append(f"a command is left out: {entry.name!r} has the name of another command; rename it")
     plugins = plugins or {name: ""}
     home = name if name in plugins else next(iter(plugins))
     for plugin, module in plugins.items():

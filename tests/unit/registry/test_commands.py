@@ -110,7 +110,7 @@ def test_a_distribution_that_may_not_load_offers_no_command_and_a_call_says_why(
     greets(**more)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert "greet" not in Commands().callable and "Greet a run." not in relax("--help").stdout
+    assert "greet" not in Commands().by_name and "Greet a run." not in relax("--help").stdout
     with pytest.raises(ConfigError, match=f"fake-greet 1.0 offers it but was {said}"):
         Commands().find("greet")
 
@@ -120,7 +120,7 @@ def test_a_name_of_two_distributions_is_refused_with_both_full_names(greets: Cal
         greets(dist, {"greet | watch | Greet a run.": f"{dist.replace('-', '_')}.greet:greet"})
     error = relax("greet", "quickstart").exception
     assert isinstance(error, ConfigError) and "write relax fake-a:greet or relax fake-b:greet" in str(error)
-    assert {"fake-a:greet", "fake-b:greet"} <= Commands({}).callable.keys()
+    assert {"fake-a:greet", "fake-b:greet"} <= Commands({}).by_name.keys()
     assert relax("fake-b:greet", "quickstart").stdout == "quickstart\n"
     assert (
         "note: command 'greet' is also in fake-b 1.0; call this one as relax fake-a:greet"
@@ -152,7 +152,7 @@ def test_a_damaged_entry_point_is_left_out_and_listed_with_what_to_write(
     greets: Callable[..., None], entry: str, target: str, said: str
 ) -> None:
     greets(commands={entry: target, "fake-fail | watch | Fail.": "fake_greet.greet:fail"})
-    assert "fake-fail" in relax("--help").stdout and "greet" not in Commands({}).callable
+    assert "fake-fail" in relax("--help").stdout and "greet" not in Commands({}).by_name
     listed = relax("plugins", "list").stdout
     assert f"note: a command is left out: fake-greet: {COMMANDS}: got" in listed and said in listed
 
@@ -160,7 +160,7 @@ def test_a_damaged_entry_point_is_left_out_and_listed_with_what_to_write(
 def test_the_second_command_of_one_name_in_a_distribution_is_left_out(greets: Callable[..., None]) -> None:
     greets(commands={**ENTRIES, "greet | watch | Other.": "fake_greet.greet:fail"})
     assert Commands({}).find("greet").command.help == "Greet a run."
-    assert "'greet | watch | Other.' has the name of another one" in relax("plugins", "list").stdout
+    assert "'greet | watch | Other.' has the name of another command" in relax("plugins", "list").stdout
 
 
 def test_a_fault_of_a_plugin_s_command_is_charged_to_the_plugin(greets: Callable[..., None]) -> None:
@@ -241,6 +241,7 @@ def test_help_imports_typer_and_a_few_modules_of_the_core_whatever_is_installed(
     *_, packages, modules = done.stderr.splitlines()
     assert set(packages.split()) <= {
         "annotated_doc",
+        "packaging",
         "lazy_loader",
         "relax_core",
         "shellingham",

@@ -160,6 +160,6 @@ BY_TABLE["environments"] = replace(KINDS["environment"], table="environments", m
 CORE_KEYS = frozenset({
     "steps", "epochs", "seed", "max_staleness", "deterministic", "plugins", "stages", "model", "data", "teachers",
     "engines", "rollout", "optimizer", "critic", "reference", "batch", "eval", "placement", "checkpoint", "export",
-    "profile", "recovery", "guards", "run", "notify",
+    "profile", "recovery", "guards", "run",
 })  # fmt: skip
 """Keys and tables of the core at the top level of a configuration; no plugin may offer a table of this name."""

@@ -16,7 +16,6 @@ from relax_core.api.weights import Version
 
 if TYPE_CHECKING:
     from relax_core.api.options import TableOptions
-    from relax_core.api.role import Heartbeat
 
 TableT = TypeVar("TableT", bound="TableOptions")
 SpanKind = Literal["work", "overhead", "wait"]
@@ -259,7 +258,8 @@ class RunFinished:
 class RolesReported:
     """The states and waits of all roles, at most every few seconds, for observers only."""
 
-    heartbeats: tuple[Heartbeat, ...]
+    heartbeats: tuple[Any, ...]
+    """The last `Heartbeat` of each role; `api.role`, which defines that class, imports this module."""
     at: float
     """Time on the clock of the waits."""
 
@@ -316,6 +316,34 @@ Event = (
     | EnginesMeasured | ScalingProposed | ExportSaved
 )  # fmt: skip
 """An event that the run records. Observers also get `RunOpened`, `RolesReported` and `RunClosed`."""
+
+
+GUARD_ACTIONS = {
+    "warn": "the run continues",
+    "pause": "the run is paused until `relax continue`, and `relax why` says more",
+    "roll-back": "the run goes back to its last checkpoint",
+    "stop": "the run is stopped",
+}
+"""Description of each action of a guard."""
+
+
+def describe(event: Event) -> tuple[str, str] | None:
+    """Return a fault, a repair or a guard's finding as a title and a detail for people; None for other events."""
+    match event:
+        case RoleFailed(role, error):
+            return f"{role} failed", error
+        case RoleRecovered(role, seconds, detail):
+            return f"{role} works again", f"after {seconds:.1f} s{': ' * bool(detail)}{detail}"
+        case RolledBack(step, _, reason):
+            return f"rolled back to step {step}", reason
+        case RunRestarted(step, reason, in_a_row, limit):
+            after = f"after step {step}" if step else "from its beginning"
+            return f"the run restarted {after}", f"restart {in_a_row} of {limit} in a row, after: {reason}"
+        case GuardFired(step, guard, action, reason):
+            return f"guard {guard} fired at step {step}", f"{reason}; {GUARD_ACTIONS[action]}"
+        case WorkRetried(role, what, count, reason):
+            return f"{role}: {count} {what} retried", reason
+    return None
 
 
 UNDONE = "run/undone_steps"

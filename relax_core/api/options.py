@@ -65,7 +65,7 @@ class TableOptions(Options):
     may_change: ClassVar[tuple[str, ...]] = ()
     """Keys that may change when a run is resumed; `("*",)`: all keys."""
     of_the_run: ClassVar[bool] = False
-    """True: the table applies to the whole run, so that a stage may not set the table."""
+    """True: the table applies to the whole run, so that a stage may not set it, and the replay of a step ignores it."""
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[ConfigError]:
         """Return an error for each combination with other tables that cannot work; read no file and no secret.

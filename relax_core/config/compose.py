@@ -59,7 +59,7 @@ from relax_core.registry.error_text import authored, plugin_frames, said
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 STAGES = "stages"
-OF_THE_RUN = ("run", "notify", "recovery", "plugins", "sinks", "seed", STAGES)
+OF_THE_RUN = ("run", "recovery", "plugins", "sinks", "seed", STAGES)
 """Keys of the core that apply to the whole run, and that a stage may not set."""
 
 

@@ -26,7 +26,6 @@ from relax_core.config.tables import (
     EvalTable,
     ExportTable,
     ModelTable,
-    NotifyTable,
     OptimizerTable,
     PlacementTable,
     ProfileTable,
@@ -328,8 +327,6 @@ class Core(Options):
     """Guards against divergence."""
     run: RunTable = RunTable()
     """Name, runner and environment variables."""
-    notify: NotifyTable = NotifyTable()
-    """Notifications."""
 
 
 class RunConfig(Core):

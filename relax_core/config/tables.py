@@ -569,30 +569,3 @@ class RunTable(Options):
     def revealed_env(self) -> dict[str, str]:
         """Return the environment variables of the workers, with their secrets read."""
         return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self.env.items()}
-
-
-NoticeKind = Literal["start", "stall", "divergence", "recovery", "end"]
-
-
-class NotifyTable(Options):
-    """Messages to people about events of the run: addresses, kinds of events and limits."""
-
-    urls: tuple[Secret, ...] = ()
-    """Apprise addresses, each written as `"env:NAME"` or `"file:PATH"` because addresses contain credentials."""
-    events: tuple[NoticeKind, ...] = ("start", "stall", "divergence", "recovery", "end")
-    """Kinds of messages: `start` and `end` of the run, the latter with the reason; `stall`: a wait exceeds its deadline
-    or `stall_s`; `divergence`: a guard fires; `recovery`: a role, a worker or the run is replaced, rolled back or works
-    again."""
-    burst: PositiveInt = 5
-    """Most messages sent at once; after that, one more message per `every_s`. Further messages are dropped, and the
-    next message gives their number. Messages about the start, the end, and a guard that pauses, rolls back or stops the
-    run are always sent."""
-    every_s: PositiveFloat = 300.0
-    """Seconds until one more message may be sent, once `burst` messages were sent."""
-    stall_s: PositiveFloat = 3600.0
-    """Seconds that one wait of a role may last before a message reports the wait."""
-    timeout_s: PositiveFloat = 15.0
-    """Seconds to send a message to one address; a slower address gets no further messages."""
-    samples: bool = False
-    """Quote plugin errors, and a sample of a step at which a guard fires; both may contain texts of tasks and of the
-    policy. False: messages contain no such texts."""

@@ -50,7 +50,6 @@ from relax_core.data.tasks import store_hold_out, stored_hold_out
 from relax_core.observe.console import waiting_for
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.files import disk_errors, read_document
-from relax_core.observe.notifications import is_understood
 from relax_core.observe.provenance import provenance
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory, refuse_while_written
@@ -246,10 +245,6 @@ def plan_run(
     with waiting_for("checking the configuration, its model folder and its task files"):
         composed = compose(layers, overrides, on_disk=reads, passed=partial(announce, functions or {}))
         composed = with_steps(composed) if reads else composed
-    for number, url in enumerate(composed.config.notify.urls):
-        if not is_understood(url.reveal()):
-            fix = "Apprise does not understand the address in it; write the address as Apprise's documentation shows"
-            raise ConfigError(f"notify.urls.{number}", url.reference, fix)
     return PlannedRun(composed, composed.catalogue, _plan_stages(composed, composed.catalogue), recipe)
 
 

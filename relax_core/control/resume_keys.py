@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from relax_core.registry.catalogue import Catalogue
 
 MAY_CHANGE = (
-    "checkpoint", "data.media", "eval", "export", "guards", "notify", "placement", "profile", "recovery", "run", "sinks",
+    "checkpoint", "data.media", "eval", "export", "guards", "placement", "profile", "recovery", "run", "sinks",
     "steps",
 )  # fmt: skip
 """Tables and keys that may change on resume; any other change would make the run another experiment."""

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -45,7 +44,6 @@ from relax_core.engines.scaler import role_of
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.console import say_stopping, waiting_for
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
-from relax_core.observe.notifications import Notifier
 from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
@@ -236,15 +234,11 @@ class RunController:
     async def _run_stages(self) -> dict[str, Any]:
         """Run every stage and return the run's summary. Raises the error that ended the run, after recording it."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
-        observers, notifier, directory = catalogue.observers(), None, prepared.directory
-        if config.notify.urls:
-            urls = [url.reveal() for url in config.notify.urls]
-            name = config.run.name or directory.name
-            notifier = partial(Notifier, urls, name, config.notify, directory.redactor, self._clock)
+        observers, directory = catalogue.observers(), prepared.directory
         chosen, files = [choice.chosen for choice in config.sinks], prepared.stages[0].launch.plugin_files
         with (
             sinks_apart(chosen, catalogue, files, directory.logs, directory.redactor, directory.name) as sinks,
-            Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder,
+            Recorder(directory, sinks, observers, self._display, clock=self._clock) as recorder,
         ):
             name = config.run.name or directory.name
             data = {**prepared.stages[0].launch.config, "steps": prepared.steps}

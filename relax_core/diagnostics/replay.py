@@ -134,7 +134,8 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tu
     composed = compose([source / "config.toml"], overrides)
     config = composed.config
     config = config.model_copy(update={
-        "sinks": (), "notify": config.notify.model_copy(update={"urls": ()}),
+        "sinks": (),
+        "plugin_tables": {name: own for name, own in config.plugin_tables.items() if not own.of_the_run},
         "checkpoint": config.checkpoint.model_copy(update={"every": step, "keep": KEPT}),
         "export": config.export.model_copy(update={"every": 0}),
         "run": config.run.model_copy(update={"runner": "local" if config.run.runner == "ray" else config.run.runner}),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording of a run: its directory, log, metrics, sinks, observers, notifications and trace. `views` reads them."""
+"""Recording of a run: its directory, log, metrics, sinks, observers and trace. `views` reads them."""

@@ -39,13 +39,6 @@ PRINTED = ("warning", "error", "critical")
 CONTROLLER = "controller"
 LONGEST_FACT = 120
 """Characters of a list or table that a line for people shows; `relax logs --json` prints the whole."""
-GUARD_ACTIONS = {
-    "warn": "the run continues",
-    "pause": "the run is paused until `relax continue`, and `relax why` says more",
-    "roll-back": "the run goes back to its last checkpoint",
-    "stop": "the run is stopped",
-}
-"""Description of each action of a guard."""
 
 
 class EventLog:
@@ -121,25 +114,6 @@ def recorded_event(record: Mapping[str, Any]) -> Event:
         model, _, numbers = facts["version"].rpartition("@")
         facts["version"] = Version(model, *map(int, numbers.split(".")))
     return kind(**facts)
-
-
-def describe(event: Event) -> tuple[str, str] | None:
-    """Return a fault, a repair or a guard's finding as a title and a detail for people; None for other events."""
-    match event:
-        case events.RoleFailed(role, error):
-            return f"{role} failed", error
-        case events.RoleRecovered(role, seconds, detail):
-            return f"{role} works again", f"after {seconds:.1f} s{': ' * bool(detail)}{detail}"
-        case events.RolledBack(step, _, reason):
-            return f"rolled back to step {step}", reason
-        case events.RunRestarted(step, reason, in_a_row, limit):
-            after = f"after step {step}" if step else "from its beginning"
-            return f"the run restarted {after}", f"restart {in_a_row} of {limit} in a row, after: {reason}"
-        case events.GuardFired(step, guard, action, reason):
-            return f"guard {guard} fired at step {step}", f"{reason}; {GUARD_ACTIONS[action]}"
-        case events.WorkRetried(role, what, count, reason):
-            return f"{role}: {count} {what} retried", reason
-    return None
 
 
 def human_line(record: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder of a run: passes each event to the run directory, sinks, observers, display and notifications.
+"""The recorder of a run: passes each event to the run directory, sinks, observers and display.
 
 Files are written at once, and a failure to write a file fails the run. Threads call the sinks, which work in another
 process (`control.sink_process`), and the observers. They can neither delay the run nor fail it; `summary.json` counts
@@ -26,8 +26,7 @@ from relax_core.api.scaling import Signals
 from relax_core.observe.completions import completion_metrics
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
-from relax_core.observe.notifications import Notifier
-from relax_core.observe.observers import Call, CallbackWorker, Report, close_all
+from relax_core.observe.observers import Call, CallbackWorker, close_all
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.signals import SignalMeter
 from relax_core.observe.spans import TimeAccount, Trace, Window
@@ -76,13 +75,11 @@ class Recorder:
         wall: Callable[[], float] = time.time,
         deadline_s: float = 30.0,
         sink_call_s: float = 120.0,
-        notifier: Callable[[Report], Notifier] | None = None,
     ) -> None:
         """Open the log; sinks open when the run starts.
 
         `sink_call_s`: longest call of a sink; the first one includes the imports of its package. `deadline_s`: longest
-        call of an observer, and longest wait for all of them and all sinks at the end. `notifier` makes the run's
-        Notifier from the callback to which it reports failures.
+        call of an observer, and longest wait for all of them, and for all sinks, at the end.
         """
         self.run_dir, self.ending = run_dir, ""
         self._clock, self._wall = clock or SystemClock(), wall
@@ -123,7 +120,6 @@ class Recorder:
         self._observer_workers = {
             name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers
         }
-        self._notifier = notifier(self._off) if notifier is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -163,15 +159,13 @@ class Recorder:
         self._log.note("info", "stage begins", stage=stage, first_step=first_step)
 
     def write(self, event: Event) -> None:
-        """Record an event, and pass it to the log, the display, observers and the notifier."""
+        """Record an event, and pass it to the log, the display and observers."""
         step = getattr(event, "step", None)
         if self._first_step and step is not None:
             event = replace(event, step=step + self._first_step)
         event = self._record(event)
         self._log_and_show(event)
         self.tell_observers(event)
-        if self._notifier is not None:
-            self._notifier.event(event)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Show the states of roles, and write `status.json` if they changed or the file is old."""
@@ -180,8 +174,6 @@ class Recorder:
         self._show(lambda display: display.heartbeats(beats))
         for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
             worker.check()
-        if self._notifier is not None:
-            self._notifier.heartbeats(beats, self._now())
         if self._clock.now() - self._reported_at > STATUS_EVERY_S:
             self._reported_at = self._clock.now()
             self.tell_observers(events.RolesReported(self._beats, self._now()))
@@ -255,7 +247,6 @@ class Recorder:
             **totals,
             **self._counts.summary(),
             "callback_failures": self._callback_failures(),
-            **({"notifications": self._notifier.counts} if self._notifier is not None else {}),
         }
 
     def close(self) -> None:
@@ -266,9 +257,6 @@ class Recorder:
         closed = self._calls(events.RunClosed(str(self.run_dir.path), self.ending))
         close_all([(worker, closed.get(name)) for name, worker in self._observer_workers.items()], self._deadline_s)
         self._count_last_failures()
-        if self._notifier is not None:
-            self._notifier.close()
-            self._log.note("info", "notifications", **self._notifier.counts)
         self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()

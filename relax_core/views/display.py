@@ -22,9 +22,8 @@ from rich.text import Text
 from relax_core.api import events
 from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import printable
-from relax_core.api.events import Event
+from relax_core.api.events import Event, describe
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.observe.event_log import describe
 from relax_core.observe.first_step import MEAN, fault_lines, passed_line
 from relax_core.views.why import chain, seconds
 

@@ -15,7 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from relax_core.api.errors import printable
-from relax_core.observe.event_log import describe, recorded_event
+from relax_core.api.events import describe
+from relax_core.observe.event_log import recorded_event
 from relax_core.observe.files import disk_errors, write_text
 from relax_core.observe.metrics import mean, metric
 from relax_core.views import charts

@@ -272,7 +272,7 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
         "started", "guard grad_norm fired at step 1 (pause)", "guard reward fired at step 3 (roll-back)",
         "rolled back to step 1", "actor works again", "guard reward fired at step 3 (stop)", "diverged",
     )]  # fmt: skip
-    assert summary["guards"] == {"grad_norm": 1, "reward": 2} and summary["notifications"]["suppressed"] == 0
+    assert summary["guards"] == {"grad_norm": 1, "reward": 2}
     shown = EventAccumulator(str(run.path / "tensorboard")).Reload()
     assert [event.step for event in shown.Scalars("reward/mean")] == [1, 2], "the undone step 2 is hidden"
     again = relax_here("continue", run.path)

@@ -297,7 +297,7 @@ def test_a_key_that_may_not_change_on_resume_names_those_that_may_and_the_way(tm
         prepare_resume(tmp_path, ["optimizer.lr=1"])
     assert "data.media" in caught.value.fix and f"model.path={tmp_path}/export" in caught.value.fix
     shown = CliRunner().invoke(app, ["resume", "--help"], terminal_width=200).output
-    assert "recovery" in shown and "guards" in shown and "notify" in shown
+    assert "recovery" in shown and "guards" in shown
 
 
 class Reader(Sampler):

@@ -64,8 +64,6 @@ CHANGES = {
     "run.notes": '"b"',
     "run.env": '{A = "b"}',
     "run.runner": '"inline"',
-    "notify.urls": "",  # needs an account
-    "notify.events": '["end"]',
     "sinks": "[]",
 }
 """Other values of keys for which no value follows from their type; empty: a key that cannot change here."""

@@ -204,8 +204,7 @@ import sys, relax_core.cli.main, relax_core.config
 heavy = {"torch", "ray", "pydantic", "PIL", "jinja2", "zstandard", "psutil", "structlog"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from relax_core.config import *
-import relax_core.observe.notifications
-assert "pydantic" in sys.modules and not {"torch", "ray", "apprise"} & set(sys.modules)
+assert "pydantic" in sys.modules and not {"torch", "ray"} & set(sys.modules)
 """
 
 

@@ -136,7 +136,10 @@ def test_paths_are_relative_to_their_configuration_file(folder: Path, catalogue:
     other.mkdir()
     (other / "c.toml").write_text('plugins = ["mine.py"]\n[engine]\npython = "venv/python"\ncache = "kernels"\n')
     composed = compose(
-        ["my.toml", other / "c.toml"], ["data.train=train.jsonl", 'notify.urls=["file:key"]'], catalogue, on_disk=False
+        ["my.toml", other / "c.toml"],
+        ["data.train=train.jsonl", 'run.env.TOKEN="file:key"'],
+        catalogue,
+        on_disk=False,
     )
     config = composed.config
     assert config.model.path == folder / "model"
@@ -144,7 +147,7 @@ def test_paths_are_relative_to_their_configuration_file(folder: Path, catalogue:
     assert config.engine.python == str(other / "venv/python")
     assert config.engine.chosen.options["cache"] == str(other / "kernels")
     assert config.plugins == (other / "mine.py",)
-    assert config.notify.urls[0].reference == f"file:{folder / 'key'}"
+    assert str(config.run.env["TOKEN"]) == f"file:{folder / 'key'}"
     assert plugins_of(read_layers(["my.toml", other / "c.toml"], (), folder)[0]) == (str(other / "mine.py"),)
 
 

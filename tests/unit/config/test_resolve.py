@@ -178,14 +178,13 @@ def test_the_bus_follows_the_runner(catalogue: Catalogue) -> None:
 
 def test_a_literal_secret_is_refused_and_never_printed(catalogue: Catalogue) -> None:
     for data in (
-        {"notify": {"urls": ["slack://hunter2"]}},
-        {"notify": {"urls": "slack://hunter2"}},
+        {"placement": {"rollout": {"external": {"token": "hunter2"}}}},
         {"rewards": [{"name": "judge", "key": "hunter2"}]},
         {"run": {"env": {"API_KEY": "hunter2"}}},
     ):
         with pytest.raises(ConfigError) as caught:
             config_of(catalogue, {"model": {"path": "/m"}, **data})
-        assert "env:NAME" in str(caught.value) or "array" in str(caught.value)
+        assert "env:NAME" in str(caught.value)
         assert "hunter2" not in str(caught.value)
 
 
@@ -223,10 +222,14 @@ def test_a_secret_stays_a_reference_until_revealed(
     monkeypatch.setenv("HIDDEN", "hunter2")
     file = tmp_path / "key"
     file.write_text("swordfish\n")
-    data = {"notify": {"urls": ["env:HIDDEN"]}, "run": {"env": {"MY_TOKEN": f"file:{file}", "A": "b"}}}
+    data = {
+        "placement": {"rollout": {"external": {"token": "env:HIDDEN"}}},
+        "run": {"env": {"MY_TOKEN": f"file:{file}", "A": "b"}},
+    }
     config = config_of(catalogue, {"model": {"path": "/m"}, **data})
     assert "hunter2" not in repr(config) + to_toml(config.dump()) + json.dumps(config.dump())
-    assert config.notify.urls[0].reveal() == "hunter2"
+    external = config.placement.rollout.external
+    assert external.token is not None and external.token.reveal() == "hunter2"
     assert config.run.revealed_env() == {"MY_TOKEN": "swordfish", "A": "b"}
     with pytest.raises(ConfigError, match="NOT_SET"):
         Secret("env:NOT_SET").reveal()

@@ -15,14 +15,13 @@ import pytest
 from relax_core.api.bus import Account
 from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.events import FirstStepSeen, RunClosed, RunFinished, RunOpened, StepFinished
-from relax_core.api.role import Heartbeat, SystemClock
+from relax_core.api.role import Heartbeat
 from relax_core.control import run
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
 from relax_core.control.stages import StageDirectory
 from relax_core.observe.epoch import RunEpoch
-from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import Request, RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
@@ -409,11 +408,8 @@ def test_accounts_of_stages_are_added_by_reason_and_length() -> None:
     }  # fmt: skip
 
 
-def test_observers_get_the_configuration_first_and_the_close_last_also_if_the_run_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_observers_get_the_configuration_first_and_the_close_last_also_if_the_run_cannot_start(tmp_path: Path) -> None:
     seen: list[object] = []
-    monkeypatch.setattr(run, "Recorder", lambda *args, **more: Recorder(*args, **{**more, "clock": SystemClock()}))
 
     def before(prepared: Prepared) -> None:
         prepared.catalogue.observe("mine", seen.append)

@@ -17,9 +17,10 @@ from relax_core.api.events import (
     StepFinished,
     WeightsPublished,
     WorkRetried,
+    describe,
 )
 from relax_core.api.weights import Version
-from relax_core.observe.event_log import EventLog, describe, recorded_event
+from relax_core.observe.event_log import EventLog, recorded_event
 from relax_core.observe.redaction import Redactor
 
 SECRET = "s3cr3t-value"

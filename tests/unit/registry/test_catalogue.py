@@ -175,7 +175,8 @@ def test_a_class_passed_from_python_is_a_component_and_the_last_of_a_name_counts
 def test_the_observers_are_the_plugins_with_an_observer_hook(site, half):
     half()
     site.install("fake-watch", "@hook\ndef relax_step_finished(event):\n    pass")
-    assert [name.partition(":")[0] for name in load().observers()] == ["fake-watch"]
+    observers = {name.partition(":")[0] for name in load().observers()}
+    assert "fake-watch" in observers and "fake-half" not in observers
 
 
 def test_every_event_that_observers_get_has_its_hook():

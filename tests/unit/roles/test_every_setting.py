@@ -280,7 +280,7 @@ NOT_LEARNT = {
     "recovery": "what follows a fault",
     "guards": "what follows a divergence; tests/unit/roles/test_divergence.py",
     "run": "its name and surroundings",
-    "notify": "who is told",
+    "plugin_tables": "read by the plugins that own them, whose tests set each key",
     "rewards.timeout_s": "when a reward is given up",
     "rewards.memory_mb": "when a reward is given up",
     "rewards.inherit_env": "what the process of a reward may read",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -54,10 +55,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """`api.Clock` of the running loop."""
+    """`api.Clock` of the running loop, which threads read too."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        with suppress(RuntimeError):  # a thread of an observer
+            self._loop = asyncio.get_running_loop()
+        assert self._loop is not None
+        return self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

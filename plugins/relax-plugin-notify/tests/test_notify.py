@@ -6,11 +6,17 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 
 import pytest
 from hypothesis import given, strategies as st
+from relax_plugin_notify import plugin
+from relax_plugin_notify.notifications import NoticeLimiter, Notifier, _target, addresses
+from relax_plugin_notify.table import NotifyTable
 
+from relax_core.api.checks import PreflightFacts
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import (
     GuardFired,
@@ -18,19 +24,49 @@ from relax_core.api.events import (
     RoleRecovered,
     RolledBack,
     RunFinished,
+    RunOpened,
     RunRestarted,
     RunStarted,
     SamplesScored,
 )
-from relax_core.api.role import Heartbeat, SystemClock, Wait
+from relax_core.api.plan import Plan
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
-from relax_core.config.tables import NotifyTable
-from relax_core.control.prepare import plan_run
-from relax_core.observe.notifications import NoticeLimiter, Notifier, is_understood
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.redaction import Redactor
+from relax_core.observe.run_directory import RunDirectory
+from relax_core.testing.check import CheckSuite
+from relax_core.testing.table import TableSuite
 
 STARTED = RunStarted("r", "/runs/maths", {"steps": 30})
+
+
+class TestTable(TableSuite):
+    component = NotifyTable
+    options = {"urls": ["env:INBOX"], "events": ["end"]}
+
+
+class TestAddresses(CheckSuite):
+    component = addresses
+    facts = PreflightFacts({"steps": 2}, Plan("colocate", (), (), {}, ()), 1 << 30)
+
+
+class Clock:
+    at = 100.0
+
+    def __call__(self):
+        return self.at
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Return the warnings that were logged."""
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 @contextmanager
@@ -64,16 +100,11 @@ def receiver(answer=lambda: 200):
 class Notified:
     """A notifier whose messages are awaited."""
 
-    def __init__(self, *urls, clock=None, **table):
-        for url in urls:
-            is_understood(
-                url
-            )  # a run also checks its addresses first: else the import of Apprise takes of a message's time
-        self.reports = []
-        redactor = Redactor(["hunter2-token", "hunter2"])
-        self.notifier = Notifier(
-            urls, "maths", NotifyTable(**table), redactor, clock or SystemClock(), lambda *report: self.reports.append(report)
-        )  # fmt: skip
+    def __init__(self, *urls, clock=time.monotonic, **table):
+        for url in urls:  # a run also checks its addresses first: else the import of Apprise takes of a message's time
+            _target(url)
+        redact = Redactor(["hunter2-token", "hunter2"]).text
+        self.notifier = Notifier(urls, "maths", NotifyTable(**table), redact, clock)
 
     def tell(self, *told):
         for event in told:
@@ -191,53 +222,56 @@ def test_a_long_wait_is_sent_once_and_a_pause_is_not_a_stall(clock):
     assert received[0][1] == "critic has waited 71 s for a grant, blocked by actor; see `relax why`"
 
 
-def test_an_address_that_hangs_holds_neither_the_run_nor_the_others():
-    release = threading.Event()
-    with receiver(lambda: release.wait(120) and 200) as (hanging, _), receiver() as (url, received):
-        told = Notified(hanging, url, burst=99, timeout_s=2.0)
-        start = time.monotonic()
+def test_an_address_that_hangs_holds_neither_the_run_nor_the_others(warnings, clock):
+    started, release = threading.Event(), threading.Event()
+
+    def hang():
+        started.set()
+        release.wait(120)
+        return 200
+
+    with receiver(hang) as (hanging, _), receiver() as (url, received):
+        told = Notified(hanging, url, clock=clock, burst=99, timeout_s=2.0)
         told.notifier.event(STARTED)
+        assert started.wait(120)
+        while told.notifier.counts["sent"] < 1:
+            time.sleep(0.01)
         told.notifier.heartbeats((), 0.0)
-        assert not told.reports, "nobody waits until the address is given up"
-        while not told.reports:  # the run goes on, and hears that the address is given up
-            assert time.monotonic() - start < 120.0
-            told.notifier.heartbeats((), 0.0)
-            time.sleep(0.02)
+        assert warnings() == [], "an address is given up only at its deadline"
+        clock.at += 3
+        told.notifier.heartbeats((), 0.0)
+        assert warnings() == ["notify.urls[0] is off: one message took longer than 2 s"]
         told.tell(RunFinished("finished", {}))
-        assert time.monotonic() - start < 120.0
         assert told.notifier.counts == {"sent": 2, "unsent": 2, "suppressed": 0}
         release.set()
     assert [title for title, _ in received] == ["maths: started", "maths: finished"]
-    ((name, sentence, _),) = told.reports
-    assert name == "notify.urls[0]" and "took longer than 2 s" in sentence
 
 
-def test_an_address_that_fails_is_logged_once_counted_and_tried_again():
+def test_an_address_that_fails_is_logged_once_counted_and_tried_again(warnings):
     answers = iter([500, 500, 200])
     with receiver(lambda: next(answers)) as (url, received):
         told = Notified(url)
         told.tell(STARTED, RoleRecovered("engine", 1.0), RunFinished("finished", {}))
     assert [title for title, _ in received] == ["maths: finished"] and told.notifier.counts["unsent"] == 2
-    ((name, sentence, _),) = told.reports
-    assert name == "notify.urls[0]" and "did not take a message" in sentence and "hunter2" not in str(told.reports)
+    assert warnings() == ["notify.urls[0] did not take a message; further failures are only counted"]
 
 
-def test_a_url_that_is_not_understood_is_reported_without_the_url(caplog):
+def test_a_url_that_is_not_understood_is_reported_without_the_url(caplog, warnings):
     told = Notified("nosuchservice://secret-token")
     told.tell(STARTED, RunFinished("finished", {}))
-    ((_, sentence, frames),) = told.reports
-    assert "is not understood" in sentence and "secret-token" not in sentence + frames + caplog.text
+    assert "is not understood" in warnings()[0] and "secret-token" not in caplog.text
 
 
-def test_a_recorded_run_reports_how_it_ended_also_where_it_breaks_off(run_dir):
-    """With samples asked for, a divergence quotes one of the step's; the summary and the log count messages."""
+def test_a_recorded_run_reports_how_it_ended_also_where_it_breaks_off(tmp_path, monkeypatch, caplog):
+    """With samples asked for, a divergence quotes one of the step's; the log counts messages."""
+    caplog.set_level("INFO")
+    run_dir = RunDirectory.create(tmp_path / "run", "run", datetime(2026, 1, 1), Random(0))
+    run_dir.write_config("steps = 30\n")
     with receiver() as (url, received), pytest.raises(ValueError):
-
-        def notifier(report):
-            table = NotifyTable(samples=True)
-            return Notifier([url], "maths", table, run_dir.redactor, SystemClock(), report)
-
-        with Recorder(run_dir, notifier=notifier) as recorder:
+        monkeypatch.setenv("INBOX", url)
+        config = {"notify": {"urls": ["env:INBOX"], "samples": True}}
+        with Recorder(run_dir, observers={"notify": plugin}) as recorder:
+            recorder.tell_observers(RunOpened("maths", str(run_dir.path), config, run_dir.redactor.text))
             recorder.write(STARTED)
             recorder.write(SamplesScored(3, ({"group_id": 5, "response": "my answer"},)))
             recorder.write(GuardFired(3, "reward", "warn", "it fell", {"groups": (5,)}))
@@ -247,15 +281,22 @@ def test_a_recorded_run_reports_how_it_ended_also_where_it_breaks_off(run_dir):
         "maths: started", "maths: guard reward fired at step 3", "maths: rollout waits too long", "maths: failed",
     ]  # fmt: skip
     assert received[1][1] == "it fell; the run continues\nA sample: my answer" and "boom" in received[3][1]
-    assert run_dir.read("summary")["notifications"]["suppressed"] == 0
-    log = [json.loads(line) for line in (run_dir.path / "events.jsonl").read_text().splitlines()]
-    assert [line["fields"]["sent"] for line in log if line.get("message") == "notifications"] == [4]
+    assert "notifications: 4 sent, 0 unsent, 0 suppressed" in caplog.messages
+
+
+def test_a_run_without_addresses_sends_nothing():
+    plugin.relax_run_opened(RunOpened("maths", "", {"notify": {"urls": []}}, str))
+    plugin.relax_run_started(STARTED)
+    plugin.relax_run_closed()
 
 
 def test_an_invalid_address_is_refused_before_the_run_and_not_quoted(monkeypatch):
+    facts = PreflightFacts({"notify": {"urls": ["env:INBOX"]}}, TestAddresses.facts.plan, 1 << 30)
     monkeypatch.setenv("INBOX", "no-such-service-hunter2:/there")
-    with pytest.raises(ConfigError, match=r"notify\.urls\.0: got env:INBOX; .*Apprise") as refused:
-        plan_run(["quickstart"], ['notify.urls=["env:INBOX"]'])
-    assert "hunter2" not in str(refused.value)
+    (refused,) = addresses(facts)
+    assert (refused.state, refused.field) == ("failed", "notify.urls.0") and "hunter2" not in str(refused)
     monkeypatch.setenv("INBOX", "json://localhost/there")
-    plan_run(["quickstart"], ['notify.urls=["env:INBOX"]'])
+    assert [finding.state for finding in addresses(facts)] == ["ok"]
+    monkeypatch.delenv("INBOX")
+    with pytest.raises(ConfigError, match="env:INBOX: got an environment variable that is not set"):
+        list(addresses(facts))

@@ -1,32 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to people through Apprise when a run starts, stalls, diverges, recovers or ends.
 
-The recorder passes events on without waiting. Each address has a thread of its own and a deadline per message. Messages
-contain no secrets and no control characters, and texts of samples only if `notify.samples` is set.
+Each address has a thread of its own and a deadline per message. Messages contain no secrets and no control characters,
+and texts of samples only if `notify.samples` is set.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import queue
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_core.api import events
-from relax_core.api.errors import InfrastructureError, PluginError, printable
-from relax_core.api.events import Event
-from relax_core.api.role import Clock, Heartbeat
-from relax_core.config.tables import NoticeKind, NotifyTable
-from relax_core.observe.event_log import describe
-from relax_core.observe.observers import CallbackWorker, Report
-from relax_core.observe.records import read_frames
-from relax_core.observe.redaction import Redactor
+from relax_core.api.checks import CheckFinding, PreflightFacts
+from relax_core.api.errors import PluginError, printable
+from relax_core.api.events import Event, describe
+from relax_core.api.role import Heartbeat
+from relax_plugin_notify.table import NoticeKind, NotifyTable
 
+LOG = logging.getLogger(__name__)
 LONGEST = 1_500
 """Largest number of characters in a message; most services accept this length."""
 LONGEST_SAMPLE = 600
+LARGEST_READ = 1 << 20
+"""Bytes of a guard's samples that are read to find the first sample."""
+LONGEST_CLOSE_S = 25.0
+"""Most seconds to send the last messages; a run waits a little longer for its observers."""
 LATE_S = 30.0
 """Seconds past its deadline after which a wait is reported, since the heartbeat that ends it may be late."""
 
@@ -67,16 +72,27 @@ class Notifier:
     """
 
     def __init__(
-        self, urls: Sequence[str], run_name: str, table: NotifyTable, redactor: Redactor, clock: Clock, report: Report
+        self,
+        urls: Sequence[str],
+        run_name: str,
+        table: NotifyTable,
+        redact: Callable[[str], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`urls` are the resolved addresses of `table`; they are secrets and are never written or logged."""
-        self._run_name, self._table, self._redactor, self._clock = run_name, table, redactor, clock
+        self._run_name, self._table, self._redact, self._clock = run_name, table, redact, clock
         self._limiter = NoticeLimiter(table.burst, table.every_s)
         self._senders = [
-            UrlSender(f"notify.urls[{at}]", url, clock, report, table.timeout_s) for at, url in enumerate(urls)
+            UrlSender(f"notify.urls[{number}]", url, table.timeout_s, clock) for number, url in enumerate(urls)
         ]
         self._stalled: set[tuple[str, str, str, float]] = set()
         self._suppressed = 0
+
+    @classmethod
+    def of(cls, opened: events.RunOpened) -> Notifier:
+        """Make the notifier of a run. Raises ConfigError for a secret that cannot be read."""
+        table = opened.table("notify", NotifyTable)
+        return cls([url.reveal() for url in table.urls], opened.name, table, opened.redact)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,14 +136,19 @@ class Notifier:
         self._stalled = set(stalled)
 
     def close(self) -> None:
-        """Send the queued messages of each address within the deadline of one message."""
+        """Send the queued messages of each address within the deadline of one message, and log the numbers of messages."""
         for sender in self._senders:
-            sender.close()
+            sender.end()
+        until = time.monotonic() + min(self._table.timeout_s, LONGEST_CLOSE_S)
+        for sender in self._senders:
+            sender.join(max(0.0, until - time.monotonic()))
+            sender.check()
+        LOG.info("notifications: %(sent)d sent, %(unsent)d unsent, %(suppressed)d suppressed", self.counts)
 
     def _tell(self, kind: NoticeKind, title: str, body: str, urgent: bool = False) -> None:
         if kind not in self._table.events:
             return
-        left_out = self._limiter.admit(kind, self._clock.now(), urgent)
+        left_out = self._limiter.admit(kind, self._clock(), urgent)
         if left_out is None:
             self._suppressed += 1
             return
@@ -139,7 +160,7 @@ class Notifier:
 
     def _clean(self, text: str) -> str:
         """Redact secrets and escape control characters, then cut: cutting first could leave part of a secret."""
-        return _cut(printable(self._redactor.text(text)), LONGEST)
+        return _cut(printable(self._redact(text)), LONGEST)
 
     def _quoted(self, error: str, exit_code: int) -> str:
         """Return an error's text. Hide a plugin's error, which may quote samples, unless `notify.samples` is set."""
@@ -151,8 +172,15 @@ class Notifier:
         """Return the first sample in a guard's folder as a line, if `notify.samples` is set."""
         if not self._table.samples or not folder:
             return []
-        found = read_frames(Path(folder) / "samples.jsonl.zst")
-        return [_cut(f"A sample: {sample.get('response')}", LONGEST_SAMPLE) for sample in found][:1]
+        import zstandard
+
+        try:
+            with (Path(folder) / "samples.jsonl.zst").open("rb") as file:
+                reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                first = json.loads(reader.read(LARGEST_READ).partition(b"\n")[0])
+        except (OSError, ValueError, zstandard.ZstdError):
+            return []
+        return [_cut(f"A sample: {first.get('response')}", LONGEST_SAMPLE)]
 
     def _summary(self, summary: Mapping[str, Any]) -> str:
         """Describe a finished run in one line."""
@@ -166,35 +194,67 @@ class Notifier:
 
 
 class UrlSender:
-    """A sender of messages to one address, in order and in a thread of its own."""
+    """A sender of messages to one address, in order and in a thread of its own.
 
-    def __init__(self, name: str, url: str, clock: Clock, report: Report, timeout_s: float) -> None:
-        self._name, self._url, self.given, self.sent, self._failed = name, url, 0, 0, False
-        self._worker = CallbackWorker(name, clock, report, timeout_s)
+    Life cycle: `on -> given up`, at a message past its deadline. The thread of a hanging message is abandoned.
+    """
+
+    def __init__(self, name: str, url: str, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._name, self._url, self._timeout_s, self._clock = name, url, timeout_s, clock
+        self.given, self.sent, self._failed, self._on = 0, 0, False, True
+        self._since: float | None = None
+        self._messages: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     def give(self, title: str, body: str) -> None:
         """Queue a message; it is discarded if the address was given up."""
         self.given += 1
-        self._worker.give(partial(self._send, title, body))
+        self._messages.put((title, body))
 
     def check(self) -> None:
         """Give up the address if a message is past its deadline."""
-        self._worker.check()
+        since = self._since
+        if self._on and since is not None and self._clock() - since > self._timeout_s:
+            self._on = False
+            LOG.warning(f"{self._name} is off: one message took longer than {self._timeout_s:g} s")
 
-    def close(self) -> None:
-        self._worker.close()
+    def end(self) -> None:
+        """Let the thread end after the queued messages."""
+        self._messages.put(None)
 
-    def _send(self, title: str, body: str) -> None:
-        """Send one message. The first failure is raised and reported by the worker; later ones are only counted."""
-        target, problem = _target(self._url), "is not understood"
-        if target is not None:
-            problem = "" if target.notify(title=title, body=body) else "did not take a message"
-        if not problem:
-            self.sent += 1
-            return
-        if not self._failed:
-            self._failed = True
-            raise InfrastructureError(f"{self._name} {problem}; further failures are only counted")
+    def join(self, wait_s: float) -> None:
+        self._thread.join(wait_s)
+
+    def _work(self) -> None:
+        while self._on and (message := self._messages.get()) is not None:
+            self._since = self._clock()
+            problem = self._send(*message)
+            self._since = None
+            self.sent += not problem
+            if problem and not self._failed:
+                self._failed = True
+                LOG.warning(f"{self._name} {problem}; further failures are only counted")
+
+    def _send(self, title: str, body: str) -> str:
+        """Send one message; return the problem, without the address, or an empty text."""
+        try:
+            target = _target(self._url)
+            if target is None:
+                return "is not understood"
+            return "" if target.notify(title=title, body=body) else "did not take a message"
+        except Exception as error:  # its text may contain the address
+            return f"raised {type(error).__name__}"
+
+
+def addresses(facts: PreflightFacts) -> Iterator[CheckFinding]:
+    """Check that Apprise understands each address of `notify.urls`; send nothing."""
+    table = NotifyTable.model_validate(facts.config.get("notify", {}))
+    name, advice = "Apprise understands the address", "write the address as Apprise's documentation shows"
+    for number, url in enumerate(table.urls):
+        state = "ok" if _target(url.reveal()) is not None else "failed"
+        found = url.reference if state == "ok" else f"{url.reference}, whose address Apprise does not understand"
+        yield CheckFinding(name, state, found, advice=advice, field=f"notify.urls.{number}")
 
 
 def _target(url: str) -> Any:
@@ -205,11 +265,6 @@ def _target(url: str) -> Any:
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     target = apprise.Apprise()
     return target if target.add(url) else None
-
-
-def is_understood(url: str) -> bool:
-    """Return True if Apprise understands an address; nothing is sent."""
-    return _target(url) is not None
 
 
 def _cut(text: str, length: int) -> str:

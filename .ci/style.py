@@ -3,8 +3,9 @@
 
 The script prints files, lines and functions by room, with two kinds of function that make code hard to follow: functions of at
 most three lines, and private functions that their file uses once. It fails for a class name that exists twice in the core, a
-refused word in a docstring, field description or error text, a missing licence line, module docstring or annotation.
-`tests/style/house.py` prints further measures. `.ci/lint` runs this script; arguments name other folders.
+refused word in a docstring, field description or error text, a missing licence line, module docstring or annotation, and for
+a measure of `.ci/house.toml` above its limit. `tests/style/house.py` takes the measures that need a run. `.ci/lint` runs this
+script; arguments name other folders.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +31,9 @@ REFUSED = re.compile(
 """Words that hide the subject of a sentence, and first words that refer to something not named yet."""
 PLUGIN = re.compile(r"relax[-_]plugin[-_][a-z]\w*")
 """Name of a plugin, which the core never contains: `.ci/plugins.py` writes the list that errors use."""
+HOUSE = ROOT / ".ci" / "house.toml"
+"""The measures with a limit: their present values and their targets."""
+MEASURED = ("lines", "used_once", "opaque_returns")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
@@ -53,6 +58,15 @@ class Module:
     @property
     def functions(self) -> list[Function]:
         return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def opaque_returns(self) -> int:
+        """Count the functions whose result has the type `Any` in it, or a tuple of more than three items."""
+        return sum(function.returns is not None and is_opaque(function.returns) for function in self.functions)
 
     @property
     def used_once(self) -> int:
@@ -93,6 +107,17 @@ def sentences(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "".join(words)
 
 
+def is_opaque(annotation: ast.expr) -> bool:
+    """Return True for an annotation that contains `Any`, or a tuple of more than three items of named types."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Name) and node.id == "Any":
+            return True
+        is_tuple = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple"
+        if is_tuple and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) > 3:
+            return True
+    return False
+
+
 def size(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
@@ -130,8 +155,36 @@ def row(name: str, modules: Sequence[Module]) -> str:
     """Return one line of the table."""
     functions = [function for module in modules for function in module.functions]
     short = sum(size(function) - bool(ast.get_docstring(function)) <= 4 for function in functions)
-    lines, once = sum(len(module.text.splitlines()) for module in modules), sum(module.used_once for module in modules)
-    return f"{name:<42} {len(modules):>5} {lines:>7} {len(functions):>9} {short:>6} {once:>9}"
+    lines, once, opaque = (sum(getattr(module, name) for module in modules) for name in MEASURED)
+    return f"{name:<42} {len(modules):>5} {lines:>7} {len(functions):>9} {short:>6} {once:>9} {opaque:>7}"
+
+
+def measures(core: Sequence[Module], source: Iterable[Module]) -> dict[str, int]:
+    """Return the measures of `.ci/house.toml` that need no run; `core` leaves `testing` out."""
+    tests = [*(ROOT / "tests").rglob("*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {
+        "core_files": len(core),
+        "core_lines": sum(module.lines for module in core),
+        "used_once": sum(module.used_once for module in core),
+        "opaque_returns": sum(module.opaque_returns for module in core),
+        "required_packages": len(project["dependencies"]),
+        "source_lines": sum(module.lines for module in source),
+        "test_lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in tests),
+    }
+
+
+def above_limit(measured: Mapping[str, int], limits: Path = HOUSE) -> Iterator[str]:
+    """Yield a fault for each measure above its limit, and print the measures that may have a lower limit."""
+    house = tomllib.loads(limits.read_text(encoding="utf-8"))
+    for name, value in measured.items():
+        limit = house[name]
+        if value > limit["most"]:
+            yield f"{name}: {value}, above {limit['most']} in {limits.name}: {limit['what']}"
+        elif value < limit["most"]:
+            print(
+                f"{name}: {value} of {limit['most']}; {limits.name} may have the lower value (target {limit['target']})"
+            )
 
 
 def packages() -> list[Path]:
@@ -148,17 +201,21 @@ def modules_of(folder: Path) -> list[Module]:
 
 def main(folders: Sequence[Path]) -> int:
     measured = {folder: modules_of(folder) for folder in folders}
-    print(f"{'':<42} {'files':>5} {'lines':>7} {'functions':>9} {'short':>6} {'used once':>9}")
+    print(f"{'':<42} {'files':>5} {'lines':>7} {'functions':>9} {'short':>6} {'used once':>9} {'opaque':>7}")
     for folder, modules in measured.items():
         if modules:
             print(row(str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else str(folder), modules))
     core = [
         each for folder, modules in measured.items() if folder.is_relative_to(ROOT / "relax_core") for each in modules
     ]
-    if core:
-        print(row("the core without testing", [each for each in core if "testing" not in each.path.parts]))
     everything = [module for modules in measured.values() for module in modules]
     faults = [fault for module in everything for fault in module.faults()]
+    if core:
+        untested = [each for each in core if "testing" not in each.path.parts]
+        print(row("the core without testing", untested))
+        if set(folders) == set(packages()):
+            source = [each for each in everything if each in untested or not each.name.startswith("relax_core/")]
+            faults += above_limit(measures(untested, source))
     faults += repeated_classes(core or everything)
     print(*faults, sep="\n", end="\n" if faults else "")
     return 1 if faults else 0

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the measure of the house: size, walks, types that hold workers, circles of imports.
+"""Print the measures of the house: size, walks, types that hold workers, circles of imports, and the time of `relax --help`.
 
-Run by `tox -e house`; `-- --list` also names what is counted.
+Run by `tox -e house`; `-- --list` also names what is counted. The command fails if a measure of `.ci/house.toml` is above
+its limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grimp
 
@@ -55,7 +61,26 @@ def circles(packages: Iterable[str]) -> list[list[str]]:
     return sorted(map(sorted, found))
 
 
-def main() -> None:
+def style_module() -> Any:
+    """Import `.ci/style.py`, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("style", ROOT / ".ci" / "style.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["style"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def help_ms() -> int:
+    """Return the milliseconds that the fastest of five calls of `relax --help` takes."""
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "relax_core", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    return round(min(seconds) * 1e3)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="also name the types, the modules and the functions")
     options = parser.parse_args()
@@ -76,7 +101,19 @@ def main() -> None:
     for name, walk in paths.items():
         counts = f"{len(walk.functions)} functions, {len(walk.files)} files, {walk.climbs} climbs"
         show(f"the walk of {name}", counts, walk.functions)
+    sample = paths["a sample, inline, the core"]
+    measured = {
+        "sample_functions": len(sample.functions),
+        "sample_files": len(sample.files),
+        "sample_climbs": sample.climbs,
+        "worker_types": len(workers),
+        "help_ms": help_ms(),
+    }
+    show("relax --help", f"{measured['help_ms']} ms")
+    faults = list(style_module().above_limit(measured))
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

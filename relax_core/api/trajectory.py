@@ -170,7 +170,7 @@ class Trajectory:
         """Return the nodes of each row: one path for each leaf, in the order of the leaves."""
         forest = self.forest
         chained = [node.parent for node in forest] == [None, *range(len(forest) - 1)]
-        if chained and not any([node.discarded for node in forest]):  # without branches, as most samples are
+        if chained and not any(node.discarded for node in forest):  # without branches, as most samples are
             return (tuple([(node, node.sampled) for node in forest]),)
         seen: set[int] = set()
         return tuple(_path(forest, leaf, seen) for leaf in _leaves(forest))

@@ -115,7 +115,8 @@ class PrefixAffinity:
 
     Invariants:
     - An engine with the prefix is preferred unless it has too much work: the tokens that its requests may still sample
-      may exceed those of the least busy engine at or above the floor by at most the request's own tokens, which the cache saves.
+      may exceed those of the least busy engine at or above the floor by at most the request's own tokens, which the cache
+      saves.
     - A prefix counts as lost when the engine failed or got new weights (`cache_epoch` changed). A session's prefix is
       also lost when the engine's `KvLedger` evicted it.
     """

@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         """Number of each open request -> (kinds of frames that may answer, callback)."""
         self.refused = ""
         """Description of the frame of another shape that closed the connection; empty: none did."""
-        self._bind = bind
+        self._bind: Callable[..., object] = bind
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
         """Numbers of served streams that the peer has stopped reading."""

@@ -14,6 +14,7 @@ from tests.graph.conftest import SMALL, Relax
 
 LOGGING = """
 import logging
+import structlog
 from relax_core.api import Environment, Observation, Reward, Step
 from relax_plugin_policy_gradient.grpo import GRPO
 
@@ -36,7 +37,7 @@ class Asks(Environment):
 class Loud(GRPO):
     '''GRPO that logs.'''
     def loss(self, batch, policy):
-        log.warning("trained")
+        structlog.get_logger("mine").warning("trained", loss="grpo")
         return super().loss(batch, policy)
 """
 
@@ -64,4 +65,5 @@ def test_records_of_a_plugin_have_the_fields_of_their_work(
     assert all(record["fields"].keys() == {"api_key", "seed"} for record in played)
     assert {record["sample"] for record in of("judged") if "sample" in record} == set(range(4))
     assert all(record["message"] == f"judged {record['task']}" for record in of("judged") if "sample" in record)
-    assert {(record["role"], record["step"]) for record in of("trained")} == {("actor", 1)}
+    trained_by = {(record["role"], record["step"], record["fields"]["loss"]) for record in of("trained")}
+    assert trained_by == {("actor", 1, "grpo")}, "by structlog"

@@ -8,6 +8,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -313,6 +315,34 @@ def test_a_hostile_child_can_t_choose_its_name_and_is_kept_short(log: ProcessLog
     assert len(record["message"]) < LONGEST_TEXT + 100 and record["message"].endswith("(91808 characters left out)")
     log.output(marked(message="\ud800"))
     assert written(log)[1]["message"] == "\ud800"
+
+
+CHILD = """
+import logging, os, sys, warnings
+from relax_core.observe.process_log import bound, send_to_parent
+assert "rich" not in sys.modules, "its import takes longer than all others of a child"
+send_to_parent()
+import rich, structlog
+with bound(step=3):
+    structlog.get_logger("a").info("key %s", os.environ["A_TOKEN"], headers={"password": "hush"})
+    logging.getLogger("b").info("read")
+    logging.getLogger("httpx").info("HTTP Request")
+    warnings.warn("old")
+"""
+
+
+@pytest.mark.process
+def test_a_child_sends_the_records_of_both_loggers_and_its_warnings_to_its_parent(log: ProcessLog) -> None:
+    environment = {**os.environ, "A_TOKEN": "hush-of-the-child"}
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, stderr=subprocess.PIPE, text=True, check=True
+    )
+    log.output(child.stderr)
+    assert [(record["level"], record["logger"], record["step"], record["message"]) for record in written(log)] == [
+        ("info", "a", 3, "key [redacted]"), ("info", "b", 3, "read"),
+        ("warning", "py.warnings", 3, "<string>:11: UserWarning: old\n"),
+    ]  # fmt: skip
+    assert "hush" not in child.stderr and written(log)[0]["fields"] == {"headers": "{'password': '[redacted]'}"}
 
 
 def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path: Path) -> None:

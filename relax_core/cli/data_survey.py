@@ -37,6 +37,7 @@ from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import (
     HOLD_OUT,
     TaskSet,
+    TaskSettings,
     charged_to,
     draw_hold_out,
     has_value,
@@ -296,7 +297,7 @@ def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[Dat
         )
         access = source_access(DataTable(train=file), [file])
         read = Processors(choices, kinds, {"path": str(model)}, family, access) if family else None
-        settings = {"media": kinds, "access": access}
+        settings = TaskSettings(media=kinds, access=access)
         opened = _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
         judges = [RewardChoice(chosen=Chosen("reward", reward))] if reward else []
         yield replace(opened, rewards=_reading(judges, catalogue, f"--reward {reward}"))
@@ -323,11 +324,12 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
     for number, (path, columns, table) in enumerate(files, 1):
-        if form is Form.ROLLOUT:
-            settings = task_settings(config, catalogue.build, str(path), tools, () if sets else teachers, table)
-        else:
-            settings = dataset_settings(config, catalogue.build, str(path))
-        read = Processors(config.media, kinds, model, family, settings["access"], plugins)
+        settings: TaskSettings | dict[str, Any] = (
+            task_settings(config, catalogue.build, str(path), tools, () if sets else teachers, table)
+            if form is Form.ROLLOUT
+            else dataset_settings(config, catalogue.build, str(path))
+        )
+        read = Processors(config.media, kinds, model, family, source_access(config.data, [path]), plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
         opened = _opened(str(path), columns or config.data.columns, source, family, settings, form, read)
         sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []
@@ -440,8 +442,8 @@ def survey(found: DataFile, media: bool = False) -> Survey:
 
 
 def _opened(
-    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any],
-    form: Form = Form.ROLLOUT, processors: Processors | None = None,
+    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None,
+    settings: TaskSettings | Mapping[str, Any], form: Form = Form.ROLLOUT, processors: Processors | None = None,
 ) -> DataFile:  # fmt: skip
     refused = None
     try:
@@ -453,12 +455,12 @@ def _opened(
             raise
     if family is None:
         return DataFile(path, source, refused)
-    if form is Form.ROLLOUT:
-        tasks: TaskSet | Dataset = TaskSet(source, family, check=False, **settings)
-    else:
-        tasks = Dataset(source, family, form, check=False, **settings)
+    if isinstance(settings, TaskSettings):
+        tasks = TaskSet(source, family, settings, check=False)
+        return DataFile(path, source, refused, family, tasks, processors, settings.max_prompt_tokens, settings.too_long)
+    rows = Dataset(source, family, form, check=False, **settings)
     limit, too_long = settings.get("max_prompt_tokens"), settings.get("too_long", "skip")
-    return DataFile(path, source, refused, family, tasks, processors, limit, too_long)
+    return DataFile(path, source, refused, family, rows, processors, limit, too_long)
 
 
 def _reading(rewards: Sequence[RewardChoice], catalogue: Catalogue, key: str = "") -> list[RewardChoice]:

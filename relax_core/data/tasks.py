@@ -13,7 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -282,6 +282,31 @@ class RowSet(ABC):
             raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSettings:
+    """The rules for the tasks of one file."""
+
+    system_prompt: str = ""
+    max_prompt_tokens: int | None = None
+    too_long: str = "skip"
+    """Rule for prompts of more than `max_prompt_tokens`, as in `data.too_long`."""
+    needs: Sequence[ColumnNeed] = ()
+    tools: Sequence[Tool] = ()
+    """Tools of a task whose environment is not in `tools_of`."""
+    tools_of: Mapping[str, Sequence[Tool]] = field(default_factory=dict)
+    """Tools by environment name."""
+    media: Sequence[str] = ()
+    access: SourceAccess = field(default_factory=SourceAccess)
+    rules: Sequence[Rule] = ()
+    filters: Sequence[str] = ()
+    """The filters `only` of rewards and teachers; filters that select no checked task stay in `TaskSet.unmatched`."""
+    answered_once: Callable[[Task], bool] = lambda task: True
+    """Function that returns True for a task without a multi-turn environment: the prompt alone decides what the policy
+    reads."""
+    eval_set: str = ""
+    """Name of the evaluation set, which becomes a column of each task; empty for the tasks to train on."""
+
+
 class TaskSet(RowSet):
     """Tasks for a rollout, each with its rendered prompt.
 
@@ -296,27 +321,18 @@ class TaskSet(RowSet):
     emptied = "every prompt exceeds", "raise it, or shorten the prompts"
 
     def __init__(
-        self, source: TaskSource, family: ModelFamily, *, system_prompt: str = "", max_prompt_tokens: int | None = None,
-        too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
-        tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
-        access: SourceAccess | None = None, rules: Sequence[Rule] = (), filters: Sequence[str] = (),
-        answered_once: Callable[[Task], bool] = lambda task: True, eval_set: str = "",
-    ) -> None:  # fmt: skip
-        """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
-
-        `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`. `filters`: the
-        filters `only` of rewards and teachers; those that select no checked task stay in `unmatched`. `answered_once`
-        returns True for a task without a multi-turn environment: then the prompt alone decides what the policy reads.
-        `eval_set`: name of the evaluation set, which becomes a column of each task; empty for the tasks to train on.
-        """
-        super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
-        self._tools, self._tools_of = (
-            tuple(tools),
-            {name: tuple(its_tools) for name, its_tools in (tools_of or {}).items()},
-        )
-        self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
-        self._answered_once, self._eval_set = answered_once, eval_set
-        self.filters, self.unmatched = tuple(filters), list(filters)
+        self, source: TaskSource, family: ModelFamily, settings: TaskSettings = TaskSettings(), check: bool = True
+    ) -> None:
+        """Check the tasks if `check` is set; raise ConfigError at the first unusable task."""
+        super().__init__(
+            source, family, settings.system_prompt, settings.max_prompt_tokens, settings.too_long, settings.media,
+            settings.access,
+        )  # fmt: skip
+        self._tools = tuple(settings.tools)
+        self._tools_of = {name: tuple(tools) for name, tools in settings.tools_of.items()}
+        self._needs, self._rules = tuple(need for need in settings.needs if need.columns), tuple(settings.rules)
+        self._answered_once, self._eval_set = settings.answered_once, settings.eval_set
+        self.filters, self.unmatched = tuple(settings.filters), list(settings.filters)
         """All filters, and the filters that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
         if check:
@@ -519,13 +535,13 @@ def task_set(
             source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
-    return TaskSet(source, family, **task_settings(context.config, context.build, path, found, teachers, evaluated))
+    return TaskSet(source, family, task_settings(context.config, context.build, path, found, teachers, evaluated))
 
 
 def task_settings(
     run: RunConfig, build: Callable[..., Any], path: str, found: Mapping[str, Sequence[Tool]],
     teachers: Sequence[TeacherTable] = (), evaluated: EvalSetTable | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> TaskSettings:  # fmt: skip
     """Return the settings of the `TaskSet` of a run's task file, for the run itself and for checks before the run.
 
     `teachers`: the run's teachers if the tasks of the file are taught. `evaluated`: the evaluation set of the file.
@@ -552,22 +568,20 @@ def task_settings(
         rules.append(partial(_unjudged, environments, environments[main], filters))
     if any(teacher.only for teacher in teachers):
         rules.append(partial(teaching_fault, teachers))
-    return {
-        "system_prompt": run.data.system_prompt,
-        "max_prompt_tokens": run.data.max_prompt_tokens or bounded_context(run.model.path) - longest_turn,
-        "too_long": run.data.too_long,
-        "needs": needs,
-        "tools": tools[main],
-        "tools_of": tools,
-        "media": [type(build(each.chosen, ModalityProcessor)).medium for each in run.media],
-        "access": source_access(run.data, [Path(path)]),
-        "rules": rules,
-        "filters": [
-            only for only in (*filters, *(teacher.only for teacher in teachers)) if only not in ("", OTHERWISE)
-        ],
-        "answered_once": lambda task: (task.environment or main) in once,
-        "eval_set": evaluated.name if evaluated else "",
-    }
+    return TaskSettings(
+        system_prompt=run.data.system_prompt,
+        max_prompt_tokens=run.data.max_prompt_tokens or bounded_context(run.model.path) - longest_turn,
+        too_long=run.data.too_long,
+        needs=needs,
+        tools=tools[main],
+        tools_of=tools,
+        media=[type(build(each.chosen, ModalityProcessor)).medium for each in run.media],
+        access=source_access(run.data, [Path(path)]),
+        rules=rules,
+        filters=[only for only in (*filters, *(teacher.only for teacher in teachers)) if only not in ("", OTHERWISE)],
+        answered_once=lambda task: (task.environment or main) in once,
+        eval_set=evaluated.name if evaluated else "",
+    )
 
 
 def unmatched_filters(run: RunConfig, sets: Sequence[TaskSet]) -> Iterator[ConfigError]:

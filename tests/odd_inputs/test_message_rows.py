@@ -18,7 +18,7 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import Files, JsonLines
-from relax_core.data.tasks import TaskSet
+from relax_core.data.tasks import TaskSet, TaskSettings
 from tests.chat.tool_templates import HERMES, open_family
 
 ROWS = tomllib.loads((Path(__file__).parent / "message_rows.toml").read_text())["rows"]
@@ -77,7 +77,7 @@ def test_no_field_of_a_row_vanishes(tmp_path: Path, families: dict[str, ChatFami
         """Return the shown text and the trained text."""
         source.open(str(file), {})
         if not entry.get("supervised"):
-            rows = TaskSet(source, family, max_prompt_tokens=4096, tools=tools, media=["image"])
+            rows = TaskSet(source, family, TaskSettings(max_prompt_tokens=4096, tools=tools, media=["image"]))
             return family.decode(rows.prompt(0).tokens, skip_special=False), ""
         form = Source.PAIRS if entry.get("pairs") else Source.DATASET
         example = Dataset(source, family, form, max_row_tokens=4096).examples(0)[0]

@@ -10,7 +10,7 @@ import pytest
 from relax_core.api.family import Rendered
 from relax_core.cli.data_survey import DataFile, survey
 from relax_core.data.task_files import Files, TableSourceOptions
-from relax_core.data.tasks import TaskSet
+from relax_core.data.tasks import TaskSet, TaskSettings
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import EmbeddedMedia, cell_value, read_source, restricted, shown, wave
 
@@ -34,7 +34,7 @@ def surveyed(folder, rows):
     source = Files(TableSourceOptions())
     source.open(str(path), {})
     access = SourceAccess((), [str(folder)])
-    tasks = TaskSet(source, Family(), media=["image"], access=access, check=False)
+    tasks = TaskSet(source, Family(), TaskSettings(media=["image"], access=access), check=False)
     return survey(DataFile(str(path), source, None, Family(), tasks))
 
 

@@ -16,7 +16,7 @@ from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import JsonLines
-from relax_core.data.tasks import TaskSet
+from relax_core.data.tasks import TaskSet, TaskSettings
 from relax_core.sampling.rollout_worker import check_vocabulary
 
 VOCABULARIES = tomllib.loads((Path(__file__).parent / "vocabularies.toml").read_text())["vocabularies"]
@@ -49,7 +49,7 @@ def test_a_row_is_refused_and_not_the_model(tmp_path: Path, entry: dict[str, Any
         if supervised:
             Dataset(source, family, Source.DATASET, max_row_tokens=4096)
         else:
-            TaskSet(source, family, max_prompt_tokens=4096)
+            TaskSet(source, family, TaskSettings(max_prompt_tokens=4096))
 
     if "refused" not in entry:
         read()

@@ -11,7 +11,7 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.data.task_files import JsonLines
-from relax_core.data.tasks import ColumnNeed, TaskSet, hold_out_size
+from relax_core.data.tasks import ColumnNeed, TaskSet, TaskSettings, hold_out_size
 
 TEMPLATE = (
     "{% for t in tools or [] %}T{% endfor %}"
@@ -50,7 +50,7 @@ def opened(tmp_path, family, rows, needs=(), tools=(), **settings):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = JsonLines()
     source.open(str(path), {})
-    return TaskSet(source, family, needs=needs, tools=tools, **settings)
+    return TaskSet(source, family, TaskSettings(needs=needs, tools=tools, **settings))
 
 
 def chat(*words):
@@ -100,7 +100,9 @@ def test_rows_can_be_examined_one_by_one_without_stopping_at_a_bad_one(tmp_path,
     opened(tmp_path, family, rows)
     source = JsonLines()
     source.open(str(tmp_path / "tasks.jsonl"), {})
-    tasks = TaskSet(source, family, max_prompt_tokens=8, needs=(ColumnNeed("maths", ("answer",)),), check=False)
+    tasks = TaskSet(
+        source, family, TaskSettings(max_prompt_tokens=8, needs=(ColumnNeed("maths", ("answer",)),)), check=False
+    )
     assert tasks.examine(0).tokens == family.encode("abc")
     with pytest.raises(ConfigError, match="which maths reads"):
         tasks.examine(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from relax_plugin_torch.rank import Rank
 from relax_plugin_torch.trainer import TorchTrainer
 from torch import Tensor
 
@@ -21,9 +22,9 @@ from relax_core.testing.trainer_ranks import RankedTrainer
 ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 
 
-def make_trainer(algorithm: Any = Reinforce, transport: Any = None, **options: Any) -> TorchTrainer:
+def make_trainer(algorithm: Any = Reinforce, transport: Any = None, **options: Any) -> Rank:
     """Make a trainer of one rank that builds this algorithm and this transport."""
-    trainer, held = TorchTrainer(TorchTrainer.options_model()(**options)), transport or InMemory()
+    trainer, held = Rank(Rank.options_model()(**options)), transport or InMemory()
     trainer.build = lambda chosen: algorithm() if chosen.kind == "algorithm" else held
     return trainer
 
@@ -67,12 +68,12 @@ def train(trainer: Any, number: int = 0, rows: RowBatch | None = None, **how: An
 
 def weights(trainer: Any) -> dict[str, Tensor]:
     """Copy a trainer's weights to the CPU, buffers and tied ones included."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in trainer._rank._model.state_dict().items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in trainer._model.state_dict().items()}
 
 
 def gradients(trainer: Any) -> dict[str, Tensor]:
     """Copy the gradients that a trainer holds to the CPU."""
-    own = trainer._rank._model.named_parameters()
+    own = trainer._model.named_parameters()
     return {name: parameter.grad.to("cpu", copy=True) for name, parameter in own if parameter.grad is not None}
 
 

@@ -137,8 +137,12 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     """Function that builds the algorithm and the weight transport. The core sets the function before `start`."""
 
     @abstractmethod
-    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        """Load model and optimizer; return facts: parameters, max_context, vocab_size, fingerprint, ..."""
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any] | Trainer[Any]:
+        """Load model and optimizer; return facts: parameters, max_context, vocab_size, fingerprint, ...
+
+        May instead return another trainer, of a module that is slow to import. That trainer takes this one's place: it
+        gets the call of `start` and all later calls.
+        """
 
     @abstractmethod
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:

@@ -74,7 +74,17 @@ class Host:
         if inspect.iscoroutinefunction(function):
             return await function(*args)
         context = copy_context()  # so that the thread's log records have the fields of the call
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: context.run(function, *args))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: context.run(self._run, method, args)
+        )
+
+    def _run(self, method: str, args: Sequence[Any]) -> Any:
+        """Call a method. A component that the method returns takes the place of the instance, and gets the same call."""
+        result = self._method(method)(*args)
+        while isinstance(result, Configurable):
+            self.instance = result
+            result = self._method(method)(*args)
+        return result
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
         async for item in self._method(method)(*args):

@@ -253,7 +253,8 @@ def serve_rank(channel: int) -> None:
                     Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
                 )
             else:
-                answer = getattr(made, what)(*arguments)
+                while isinstance(answer := getattr(made, what)(*arguments), Trainer):
+                    made = answer
         except Exception as error:
             answer = describe(error)
         line.send_bytes(messages.encode(answer))

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.rank import Rank
 from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api import Chosen, Delta, GenerateRequest, Manifest, Receipt, Version
@@ -46,7 +46,7 @@ class ClockedEngine(TransformersEngine):
         return receipt
 
 
-class ClockedTrainer(TorchTrainer):
+class ClockedTrainer(Rank):
     """Tells when it handed out which version."""
 
     def publish(

@@ -74,13 +74,13 @@ def measure(model: str, size: Size, device: Device, repeats: int) -> list[report
 
 
 def _rows(size: Size, device: Device, repeats: int, folder: Path, location: Path) -> list[report.Row]:
-    from relax_plugin_torch.trainer import TorchTrainer
+    from relax_plugin_torch.rank import Rank
 
     from relax_core.api import Chosen, Version
     from relax_core.tensor_files.transport import SharedMemory
     from relax_core.testing.trainer import Reinforce
 
-    trainer = TorchTrainer(TorchTrainer.options_model()(device=device.name))
+    trainer = Rank(Rank.options_model()(device=device.name))
     transport = SharedMemory()
     trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
     trainer.start(spec_of(size, str(folder)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 from relax_plugin_torch.options import TorchOptions
-from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.rank import Rank
 
 from relax_core.api import AttemptId, Filter, Options, Task, Trajectory, Version
 
@@ -33,7 +33,7 @@ class LockstepOptions(TorchOptions):
     """`max_staleness` of the run."""
 
 
-class Lockstep(TorchTrainer):
+class Lockstep(Rank):
     """The torch trainer, which waits at the start of each step."""
 
     options: LockstepOptions

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.rank import Rank
 
 from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, TrainerSpec, Version
 from relax_core.learn.counts import count
@@ -63,8 +63,8 @@ def build(mixture: Mixture, folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
-def started(folder: str, replay: str, size: trainer.Size) -> TorchTrainer:
-    made = TorchTrainer(TorchTrainer.options_model()())
+def started(folder: str, replay: str, size: trainer.Size) -> Rank:
+    made = Rank(Rank.options_model()())
     made.build = built
     model = {"path": folder, "dtype": size.dtype, "routing_replay": replay}
     made.start(
@@ -73,7 +73,7 @@ def started(folder: str, replay: str, size: trainer.Size) -> TorchTrainer:
     return made
 
 
-def step(of: TorchTrainer, rows: RowBatch, size: trainer.Size, number: int) -> float:
+def step(of: Rank, rows: RowBatch, size: trainer.Size, number: int) -> float:
     """Processor seconds."""
     begun = clocks()
     of.begin_step(Version("actor", 0, number))
@@ -83,7 +83,7 @@ def step(of: TorchTrainer, rows: RowBatch, size: trainer.Size, number: int) -> f
     return float((clocks() - begun)[0])
 
 
-def with_experts(of: TorchTrainer, rows: RowBatch, size: trainer.Size) -> RowBatch:
+def with_experts(of: Rank, rows: RowBatch, size: trainer.Size) -> RowBatch:
     """As a rollout of the same weights gives them: all but a row's last token."""
     chunk = Chunk(rows, of.plan([size.length] * size.rows, 1, size.budget))
     experts = of.forward(chunk, ("routed_experts",)).columns["routed_experts"]

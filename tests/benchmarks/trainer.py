@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from relax_plugin_torch.rank import Rank
 from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version, Workload
@@ -123,7 +124,7 @@ def trainer_of(size: Size, ranks: int, share: bool) -> Any:
 
     if ranks > 1:
         return RankedTrainer(TorchTrainer, {"sharding": "none", "share_prefixes": share, **size.options}, ranks)
-    trainer = TorchTrainer(TorchTrainer.options_model()(share_prefixes=share, **size.options))
+    trainer = Rank(Rank.options_model()(share_prefixes=share, **size.options))
     trainer.build = built
     return trainer
 

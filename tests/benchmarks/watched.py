@@ -11,14 +11,13 @@ from collections.abc import Mapping
 import torch
 from relax_plugin_torch.rank import Rank
 from relax_plugin_torch.sharding import local
-from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import UpdateResult
 
 MEMORY = "[memory]"
 
 
-class Watched(TorchTrainer):
+class Watched(Rank):
     """Ask for `peak_bytes` once an update is finished."""
 
     _peak = 0
@@ -27,7 +26,7 @@ class Watched(TorchTrainer):
 
     def begin_update(self, denominators: Mapping[str, float]) -> None:
         if self.watches:
-            self._held = held(self._started)
+            self._held = held(self)
             self._timeline = memory_profile()
             self._timeline.__enter__()
         super().begin_update(denominators)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_plugin_rewards.exact import Exact
-from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.rank import Rank
 from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api import Chunk, Delta, GenerateRequest, Manifest, Task, Trajectory, Version
@@ -69,7 +69,7 @@ class FailingReward(Exact):
         return super().score(task, trajectory)
 
 
-class FailingTrainer(TorchTrainer):
+class FailingTrainer(Rank):
     """Train as `torch` does; the first rank that accumulates in the step after `RANK_DIES_AT` dies."""
 
     _step = 0

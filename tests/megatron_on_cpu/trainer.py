@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_plugin_megatron.trainer import MegatronTrainer
 
-from relax_core.api import Chosen, Manifest, TrainerSpec
+from relax_core.api import Chosen, Manifest, Trainer, TrainerSpec
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.trainer_ranks import RankedTrainer, TrainerRanks
 
@@ -20,7 +20,7 @@ DISK = Chosen("weight-transport", "disk")
 class MegatronOnCpu(MegatronTrainer):
     """The trainer in a process of its own, which it patches."""
 
-    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any] | Trainer[Any]:
         import torch
 
         from tests.megatron_on_cpu import apply

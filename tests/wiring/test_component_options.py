@@ -42,7 +42,7 @@ from relax_core.api import (
 )
 from relax_core.api.engine import Generated
 from relax_core.testing.samples import trajectory
-from relax_core.testing.trainer import Reinforce, tiny_model
+from relax_core.testing.trainer import Reinforce, started, tiny_model
 from tests.trainers import ALGORITHM, train
 from tests.wiring.options import CATALOGUE, built, options
 
@@ -396,7 +396,7 @@ def trained(see: Callable[[Any, list[Mapping[str, Any]]], Any], updates: int = 0
 
     def seen(trainer: Any) -> Any:
         trainer.build = lambda chosen: Reinforce()
-        trainer.start(TrainerSpec({"path": _tiny(), "dtype": dtype}, ALGORITHM, OptimizerSpec(1e-3)))
+        trainer = started(trainer, TrainerSpec({"path": _tiny(), "dtype": dtype}, ALGORITHM, OptimizerSpec(1e-3)))
         try:
             return see(trainer, [train(trainer, number).metrics for number in range(updates)])
         finally:
@@ -410,7 +410,7 @@ def _scales(_: Any, metrics: list[Mapping[str, Any]]) -> list[float]:
 
 
 SEEN["torch"] = {
-    "optimizer": Seen("sgd", trained(lambda trainer, _: type(trainer._rank._optimizer).__name__), "SGD"),
+    "optimizer": Seen("sgd", trained(lambda trainer, _: type(trainer._optimizer).__name__), "SGD"),
     "loss_scale": Seen(8.0, trained(_scales, 1, "float16"), [8.0]),
     "loss_scale_window": Seen(1, trained(_scales, 2, "float16"), [8.0, 16.0], {"loss_scale": 8.0}),
 }

@@ -11,7 +11,7 @@ from relax_plugin_megatron.trainer import MegatronTrainer
 
 from relax_core.api import ConfigError, Ragged, TrainerSpec, Version, Workload
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
-from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
+from relax_core.testing.trainer import Reinforce, forward, make_rows, started, tiny_model
 from relax_core.testing.trainer_ranks import groups_of
 from tests.megatron_on_cpu.layouts import (
     CP2,
@@ -157,7 +157,7 @@ def test_an_offloaded_state_needs_a_gpu(dense):
     trainer = MegatronTrainer(MegatronTrainer.options_model()(offload_optimizer=True))
     trainer.build = lambda chosen: Reinforce()
     with pytest.raises(ConfigError, match=r"trainer.offload_optimizer: got true on cpu; .* leave it out"):
-        trainer.start(TrainerSpec({"path": dense}, ALGORITHM, OPTIMIZER))
+        started(trainer, TrainerSpec({"path": dense}, ALGORITHM, OPTIMIZER))
 
 
 @pytest.mark.faults

@@ -67,7 +67,7 @@ def test_an_export_is_the_model_with_its_adapters_folded_in(folder, start, tmp_p
     exported = start(str(tmp_path / "export"), role="reference")
     np.testing.assert_allclose(forward(exported, rows, 0).values, want, atol=2e-5)
     assert np.abs(want - forward(start(folder, role="reference"), rows, 0).values).max() > 0.01
-    assert_as_peft(folder, tmp_path / "export", exported._rank._model)
+    assert_as_peft(folder, tmp_path / "export", exported._model)
 
 
 def test_before_any_update_it_scores_bit_for_bit_as_the_base_does(folder, start):
@@ -85,7 +85,7 @@ def test_only_adapters_are_trained(folder, start):
     changed = moved(trainer, before)
     assert changed == {name for name in before if ".lora_" in name}
     assert trainer.facts["trainable"] == sum(before[name].numel() for name in changed) < trainer.facts["parameters"]
-    assert len(trainer._rank._optimizer.state) == len(changed) == 2 * 7 * 2
+    assert len(trainer._optimizer.state) == len(changed) == 2 * 7 * 2
 
 
 def test_in_bf16_what_is_frozen_takes_half_the_memory_and_adapters_are_float32(folder, start):
@@ -212,7 +212,7 @@ def test_frozen_parts_stay_and_a_delta_sends_nothing_of_them(folder, start, tmp_
     delta = publish(trainer, 1, "delta", "actor@0.0", str(tmp_path))
     changed = moved(trainer, before)
     assert changed == {name for name in before if "layers.1." in name} == {info.name for info in delta.sent}
-    assert len(trainer._rank._optimizer.state) == len(changed)
+    assert len(trainer._optimizer.state) == len(changed)
 
 
 @pytest.mark.parametrize(("model", "field", "says"), [
@@ -299,7 +299,7 @@ def test_a_scalar_head_is_trained_completely_next_to_adapters(folder, start, tmp
     trainer.load(str(tmp_path / "checkpoint"))
     assert np.array_equal(forward(trainer, rows, 0, (column,)).values, want)
     exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export", num_labels=1)
-    trainer._rank._model.load_state_dict(_unfolded(exported.state_dict(), weights(trainer)))
+    trainer._model.load_state_dict(_unfolded(exported.state_dict(), weights(trainer)))
     np.testing.assert_allclose(forward(trainer, rows, 0, (column,)).values, want, atol=2e-5)
 
 

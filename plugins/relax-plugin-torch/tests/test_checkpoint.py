@@ -30,13 +30,13 @@ def test_torch_reads_it_without_us(folder, start, tmp_path):
     known = reader.read_metadata().state_dict_metadata
     state = {name: torch.zeros(one.size, dtype=one.properties.dtype) for name, one in known.items()}
     dcp.load(state, storage_reader=reader, no_dist=True)
-    mine = trainer._rank._model.state_dict()
+    mine = trainer._model.state_dict()
     assert all(
         torch.equal(value, mine[name.removeprefix("model.")].cpu())
         for name, value in state.items()
         if name[:6] == "model."
     )
-    assert sum(name.startswith("optimizer.") for name in state) == 3 * len(list(trainer._rank._model.parameters()))
+    assert sum(name.startswith("optimizer.") for name in state) == 3 * len(list(trainer._model.parameters()))
 
 
 async def test_training_continues_while_a_snapshot_is_written(folder, start, tmp_path, monkeypatch):

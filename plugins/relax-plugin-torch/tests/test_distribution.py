@@ -39,7 +39,7 @@ def spread(start, folder):
     def start_one(temperature=1.0, role="actor", logits=None):
         trainer = start(folder, algorithm=Spread, temperature=temperature, role=role)
         if logits:
-            trainer._rank._policy._max_logits = logits
+            trainer._policy._max_logits = logits
         return trainer
 
     return start_one

@@ -50,7 +50,7 @@ def scored(trainer, rows, held=torch.bfloat16):
 
     `held`: the format to which the head's weights are rounded first.
     """
-    policy = trainer._rank._policy
+    policy = trainer._policy
     head = policy.model.get_output_embeddings().weight
     head.data.mul_(8)  # logits beyond 16, where bfloat16 has steps of 0.125
     batch = PackedBatch(rows)
@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_a_number_is_not_retried(start):
     broken[-1] = np.nan
     trainer = start()
     assert TrainerSuite.step(trainer, 0, with_values(rows, "advantages", broken)).outcome is UpdateOutcome.NOT_FINITE
-    assert trainer._rank._scale.value == TorchTrainer.options_model()().loss_scale
+    assert trainer._scale.value == TorchTrainer.options_model()().loss_scale
 
 
 def test_small_gradients_survive_by_the_scale(start):
@@ -159,4 +159,4 @@ def test_a_checkpoint_continues_with_its_scale(start, tmp_path):
     trainer.save(str(tmp_path / "checkpoint"))
     other = start(loss_scale=2.0**4, loss_scale_window=3)
     other.load(str(tmp_path / "checkpoint"))
-    assert other._rank._scale.state() == trainer._rank._scale.state() == {"value": 2.0**11, "held": 1}
+    assert other._scale.state() == trainer._scale.state() == {"value": 2.0**11, "held": 1}

@@ -96,7 +96,7 @@ def test_a_model_without_a_separate_head_is_scored(tmp_path, start):
     Cohere2ForCausalLM(config).save_pretrained(tmp_path / "model")
     rows, trainer = make_rows(), start(tmp_path / "model")
     scores, want = one_by_one(tmp_path / "model", rows, 1.0)
-    assert not trainer._rank._policy._apart
+    assert not trainer._policy._apart
     assert np.allclose(forward(trainer, rows, 0).values, np.concatenate(scores), atol=1e-5)
     for name, gradient in slopes_of(trainer, rows).items():
         assert torch.allclose(gradient, want[name], rtol=1e-3, atol=1e-6), name
@@ -164,7 +164,7 @@ def test_bf16_trains_float32_weights_and_publishes_their_bits(folder, start):
     manifest = trainer.publish(Version("actor", 0, 1), TRANSPORT, "")
     assert {info.dtype for info in manifest.tensors} == {"BF16"}
     for info, array in transport.receive(manifest):
-        weight = trainer._rank._model.state_dict()[info.name]
+        weight = trainer._model.state_dict()[info.name]
         assert weight.dtype == torch.float32
         assert torch.equal(torch.from_numpy(array).view(torch.bfloat16), weight.to(torch.bfloat16).cpu())
 
@@ -199,7 +199,7 @@ def test_an_exported_folder_loads_with_its_tokenizer(folder, start, tmp_path):
     trainer.export(str(tmp_path / "export"))
     assert AutoTokenizer.from_pretrained(tmp_path / "export").encode("b") == [2]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    for name, weight in trainer._rank._model.state_dict().items():
+    for name, weight in trainer._model.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight.cpu()), name
 
 
@@ -284,8 +284,8 @@ def test_a_follower_takes_deltas_on_what_it_has_and_nothing_else(folder, start, 
     with pytest.raises(ValueError, match=r"on top of actor@0\.0; this trainer has None"):
         late.load_published(delta, TRANSPORT)
     follower.load_published(delta, TRANSPORT)
-    for name, weight in follower._rank._model.state_dict().items():
-        assert torch.equal(weight, actor._rank._model.state_dict()[name].to(torch.bfloat16).float()), name
+    for name, weight in follower._model.state_dict().items():
+        assert torch.equal(weight, actor._model.state_dict()[name].to(torch.bfloat16).float()), name
 
 
 def test_a_version_that_breaks_off_leaves_a_follower_that_computes_nothing(folder, start):

@@ -51,7 +51,7 @@ def _accumulated(trainer: Any, rows: RowBatch, step: int = 0, nominal: float = 1
 
 
 def _parameters(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in trainer._rank._model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in trainer._model.named_parameters()}
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e6, 0.0])
@@ -133,8 +133,8 @@ def test_old_log_probs_that_are_given_are_those_of_the_ratio(start: Any) -> None
         old = Ragged((own.values - apart).astype(np.float32), own.lengths)
         trainer.abort_update()
         _accumulated(trainer, rows.with_columns({"old_log_probs": old}))
-        trainer._rank._update.join([trainer._rank._update.share()])
-        losses.append(trainer._rank._update.metrics(1.0)["train/loss/policy"][0])
+        trainer._update.join([trainer._update.share()])
+        losses.append(trainer._update.metrics(1.0)["train/loss/policy"][0])
     assert losses[1] == pytest.approx(2 * losses[0], rel=1e-3) and losses[0]
 
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.rank import Rank
 from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api import Chosen, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version
@@ -32,7 +32,7 @@ def pair(folder):
     made = []
 
     def start(own, engines, **model):
-        trainer, disk = TorchTrainer(), Disk()
+        trainer, disk = Rank(), Disk()
         trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else disk
         table = {"path": folder, "dtype": own, **model}
         trainer.start(
@@ -92,7 +92,7 @@ def test_each_pair_agrees_as_far_as_its_formats_allow(pair, own, engines):
 def test_adapters_alone_lie_on_the_base_that_each_side_has(pair, own, engines):
     trainer, lab = pair(own, engines, lora=LORA)
     stepped(trainer, 0)
-    base = trainer._rank.facts()["base"]
+    base = trainer.facts()["base"]
     assert base == lab.facts["fingerprint"]
     manifest = trainer.publish(Version("actor", 0, 1), DISK, lab.location, "lora", base)
     assert lab.update(manifest).fingerprint == manifest.wire_fingerprint
@@ -104,7 +104,7 @@ def test_frozen_weights_reach_engines_of_another_format_rounded_once(pair, folde
     trainer, lab = pair("bfloat16", engines, freeze=["mlp"])
     manifest = trainer.publish(Version("actor", 0, 0), DISK, lab.location)
     assert manifest.fingerprint == lab.facts["fingerprint"]
-    frozen = [p for name, p in trainer._rank._model.named_parameters() if "mlp" in name]
+    frozen = [p for name, p in trainer._model.named_parameters() if "mlp" in name]
     assert {p.dtype for p in frozen} == {torch.bfloat16 if engines == "bfloat16" else torch.float32}
 
 
@@ -115,6 +115,6 @@ def test_the_export_has_the_trainers_format_and_checkpoints_are_exact(pair, tmp_
     trainer.export(str(tmp_path / "export"))
     other, _ = pair("float32", "float32")
     other.load(str(tmp_path / "checkpoint"))
-    own = [{name: p.detach().clone() for name, p in one._rank._model.named_parameters()} for one in (trainer, other)]
+    own = [{name: p.detach().clone() for name, p in one._model.named_parameters()} for one in (trainer, other)]
     assert all(torch.equal(own[0][name], own[1][name]) for name in own[0])
     assert {dtype for _, _, dtype in tensors_of(str(tmp_path / "export"))} == {"F32"}

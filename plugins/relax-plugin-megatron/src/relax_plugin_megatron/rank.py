@@ -7,6 +7,7 @@ Megatron's buffers until the update ends, and are summed over the data-parallel 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -59,6 +60,7 @@ from relax_core.trainer_kit.chunk_rows import (
 from relax_core.trainer_kit.lora import FOLDER, matrix
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, check_rows, read_json
 from relax_core.trainer_kit.offload import Offload, check_offload
+from relax_core.trainer_kit.rank_trainer import StartedRank
 from relax_core.trainer_kit.ranks import Ranks, backend, collective_call
 from relax_core.trainer_kit.setup import (
     HEAD_OUTPUTS,
@@ -82,9 +84,9 @@ from relax_plugin_megatron.freezing import frozen
 from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.model import Head, features, make_chunk, transformer_config, zigzag
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
-from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.publication import Publication
 from relax_plugin_megatron.routing import OUTPUT, MicroBatch, RoutingReplay
+from relax_plugin_megatron.trainer import MegatronTrainer
 from relax_plugin_megatron.weights import Held, Weights, count
 
 Scores = dict[str, Tensor]
@@ -92,12 +94,12 @@ Pass = tuple[int, int, learn.PackedBatch | None]
 """One pass of a micro-batch: the chunk of layers, the number of the micro-batch, and the micro-batch."""
 
 
-class Rank:
+class Rank(StartedRank, MegatronTrainer):
     """The part of the model, the optimizer and the training progress of one rank."""
 
-    def __init__(self, spec: TrainerSpec, options: MegatronOptions, build: Callable[[Chosen], Any]) -> None:
+    def begin(self, spec: TrainerSpec) -> None:
         check_spec(spec, "megatron")
-        self._spec, self._options = spec, options
+        options, build = self.options, self.build
         self._grid = grid = options.grid(spec.world_size)
         grid.check()
         self._path = path = str(spec.model["path"])
@@ -133,7 +135,7 @@ class Rank:
         seed_all(spec.seed)
 
     def _join_groups(self) -> None:
-        timeout = timedelta(seconds=self._options.collective_timeout_s)
+        timeout = timedelta(seconds=self.options.collective_timeout_s)
         if self._spec.world_size == 1:  # Megatron needs a group even so
             store = dist.HashStore()
             dist.init_process_group(backend(self._device), store=store, rank=0, world_size=1, timeout=timeout)
@@ -142,13 +144,13 @@ class Rank:
             context_parallel_size=self._grid.context,
             expert_model_parallel_size=self._grid.expert,
             expert_tensor_parallel_size=self._grid.expert_tensor,
-            distributed_timeout_minutes=max(1, int(self._options.collective_timeout_s / 60)),
+            distributed_timeout_minutes=max(1, int(self.options.collective_timeout_s / 60)),
         )  # fmt: skip
         # Dropout is always 0, so the tracker of random states may do nothing.
         model_parallel_cuda_manual_seed(self._spec.seed, inference_rng_tracker=True)
 
     def _load(self, path: str) -> None:
-        config = transformer_config(self._shape, self._grid, self._options, self._dtype)
+        config = transformer_config(self._shape, self._grid, self.options, self._dtype)
         self._chunks = [
             make_chunk(config, self._shape, self._grid, chunk, bool(self._scalars))
             for chunk in range(self._grid.virtual)
@@ -158,7 +160,7 @@ class Rank:
             from relax_plugin_megatron.media import RankMedia  # loads transformers
 
             first = self._chunks[0] if parallel_state.is_pipeline_first_stage(ignore_virtual=True) else None
-            self._media = RankMedia(path, self._spec.media, first, self._dtype, self._options.sequence_parallel)
+            self._media = RankMedia(path, self._spec.media, first, self._dtype, self.options.sequence_parallel)
         for chunk in self._chunks:
             if self._lora is not None:
                 attach(chunk, self._shape, self._grid, self._lora, config)
@@ -173,7 +175,7 @@ class Rank:
             self._head = Head(self._chunks[-1], self._shape, self._spec.suppress_tokens, float32=float32)
         self._models: list[Any] = list(self._chunks)
         self._replay = RoutingReplay.of(
-            self._chunks, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel
+            self._chunks, self._shape, self._spec, self.options.recompute == "full", self.options.sequence_parallel
         )
         self._optimizer: Optimizer | None = None
         scale = self._lora.table.scale if self._lora is not None else 0.0
@@ -187,7 +189,7 @@ class Rank:
             self._models = [DistributedDataParallel(config, ddp, chunk) for chunk in self._chunks]
             own = [model.no_sync for model in self._models]
             config.no_sync_func = own if len(own) > 1 else own[0]
-            offload = Offload(self._device) if self._options.offload_optimizer else None
+            offload = Offload(self._device) if self.options.offload_optimizer else None
             self._optimizer = Optimizer(self._models, self._spec.optimizer, self._dtype, offload)
         with FolderReader(path) as folder, self._optimizer.loaded() if self._optimizer else nullcontext():
             for name, entry in self._weights.entries.items():
@@ -247,7 +249,7 @@ class Rank:
         self._update = Update(self._algorithm, denominators, self._spec.role, self._scale.value)
 
     @collective_call
-    def accumulate(self, chunk: Chunk) -> None:
+    def accumulate(self, chunk: Chunk, last: bool) -> None:
         update, algorithm = self._open_update(), self._algorithm
         check_lag(chunk.rows, algorithm, self._spec, self.progress.step)
         step_start = None if self.progress.updated else self.progress.step
@@ -325,7 +327,7 @@ class Rank:
             return []
         scored: list[tuple[learn.PackedBatch, Scores]] = []
         context = parallel_state.get_context_parallel_group()
-        multiple = self._grid.tensor if self._options.sequence_parallel else 1
+        multiple = self._grid.tensor if self.options.sequence_parallel else 1
         multiple *= 2 * context.size() if context.size() > 1 else 1
 
         def step(given: Iterator[Pass], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -379,7 +381,7 @@ class Rank:
 
         `before` and `at`: places of each token's predecessor and of the token in `hidden`; -1: another rank has it.
         """
-        flat = features(hidden, self._options.sequence_parallel, split_head=self._head is not None)
+        flat = features(hidden, self.options.sequence_parallel, split_head=self._head is not None)
         places = (batch.loss_mask & (before >= 0)).nonzero().squeeze(1)
         if self._head is not None:
             scored = self._head.vocabulary.score(
@@ -388,7 +390,7 @@ class Rank:
                     wanted(outputs, batch, places, self._shape.vocabulary),
                     measured_entropy=self._update is not None and self._update.measures_entropy,
                 ),
-                temperature=self._spec.temperature, max_logits=self._options.logits_mb * 2**18,
+                temperature=self._spec.temperature, max_logits=self.options.logits_mb * 2**18,
             )  # fmt: skip
             return {name: spread(value, places, len(batch.tokens)) for name, value in scored.items()}
         weight = self._chunks[-1].score.weight.float()
@@ -499,7 +501,10 @@ class Rank:
                 write_adapters(self._lora, found, modules, self._path, scalar, path / FOLDER)
 
     def stop(self) -> None:
-        self._update = None
+        super().stop()
+        gc.collect()  # Megatron's modules form cycles; the threads of a process group end when it is freed
+
+    def end(self) -> None:
         self._writing.stop()
         for module in chain(*(chunk.modules() for chunk in self._chunks)):
             # It holds the graph of its last pass, which gc cannot follow back to it.

@@ -6,25 +6,22 @@ This module imports neither torch nor megatron-core, so that a role can plan chu
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from relax_core.api import ChunkPlan, Estimate, Layout, TrainerSpec, Workload
 from relax_core.learn import plan_micro_batches
 from relax_core.trainer_kit.rank_trainer import RankTrainer
 from relax_plugin_megatron.options import MegatronOptions
 
-if TYPE_CHECKING:
-    from relax_plugin_megatron.rank import Rank
-
 TOKENS_PER_MICRO_BATCH = 8192
 """Default size of a micro-batch in padded tokens."""
 
 
-class MegatronTrainer(RankTrainer["Rank", MegatronOptions]):
+class MegatronTrainer(RankTrainer[MegatronOptions]):
     """A trainer of Llama, Qwen2, Qwen3, Qwen3-MoE and Mixtral models on one rank or many."""
 
+    rank_class: ClassVar[str] = "relax_plugin_megatron.rank:Rank"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     float32_head: ClassVar[bool] = True
     replays_routing: ClassVar[bool] = True
@@ -49,12 +46,3 @@ class MegatronTrainer(RankTrainer["Rank", MegatronOptions]):
         from relax_plugin_megatron.estimate import layouts
 
         return layouts(spec, work)
-
-    def make_rank(self, spec: TrainerSpec) -> Rank:
-        from relax_plugin_megatron.rank import Rank
-
-        return Rank(spec, self.options, self.build)
-
-    def stop(self) -> None:
-        super().stop()
-        gc.collect()  # Megatron's modules form cycles; the threads of a process group end when it is freed

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One started rank of the trainer: updates, forward passes, publication and checkpoints of one model.
 
-A rank neither claims rows nor plans chunks: each chunk arrives with its plan. The rank makes its algorithm and its
-transports with the `build` function that it is given.
+A rank neither claims rows nor plans chunks: each chunk arrives with its plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from relax_core.trainer_kit.chunk_rows import (
 from relax_core.trainer_kit.lora import FOLDER
 from relax_core.trainer_kit.model_folder import check_rows, fingerprint
 from relax_core.trainer_kit.offload import check_offload
+from relax_core.trainer_kit.rank_trainer import StartedRank
 from relax_core.trainer_kit.ranks import Ranks, collective_call
 from relax_core.trainer_kit.row_media import RowMedia, check_text_only
 from relax_core.trainer_kit.setup import (
@@ -75,14 +75,15 @@ from relax_plugin_torch.routing_replay import OUTPUT, RoutingReplay
 from relax_plugin_torch.setup import choose_attention, frozen_format, rounded
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, towers, whole
 from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_media, check_tensor_parallel
+from relax_plugin_torch.trainer import TorchTrainer
 
 
-class Rank:
+class Rank(StartedRank, TorchTrainer):
     """The model, optimizer and training progress of one rank."""
 
-    def __init__(self, spec: TrainerSpec, options: TorchOptions, build: Callable[[Chosen], Any]) -> None:
+    def begin(self, spec: TrainerSpec) -> None:
         check_spec(spec, "torch")
-        self._spec, self._options, self._build = spec, options, build
+        options, build = self.options, self.build
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
         check_offload(options.offload_optimizer, self._device)
@@ -148,7 +149,7 @@ class Rank:
         if self._spec.role not in TRAINED_ROLES:
             self._model.requires_grad_(False)
             return
-        self._algorithm: Algorithm = self._build(self._spec.algorithm)
+        self._algorithm: Algorithm = self.build(self._spec.algorithm)
         check_outputs(self._algorithm, self._spec.role)
 
     def _shard(self, wanted: str) -> bool:
@@ -169,8 +170,8 @@ class Rank:
         if self._spec.role not in TRAINED_ROLES:
             return
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        check_whole(self._options.optimizer, self._sharded)
-        self._optimizer = make_optimizer(self._model, self._spec.optimizer, self._options.optimizer)
+        check_whole(self.options.optimizer, self._sharded)
+        self._optimizer = make_optimizer(self._model, self._spec.optimizer, self.options.optimizer)
 
     @collective_call
     def facts(self) -> dict[str, Any]:
@@ -192,6 +193,10 @@ class Rank:
 
     # -- updates ------------------------------------------------------------------------------------------------
 
+    def begin_step(self, version: Version) -> None:
+        super().begin_step(version)
+        self.counter.take()  # earlier work, such as an evaluation's, is not the step's
+
     def begin_update(self, denominators: Mapping[str, float]) -> None:
         if self._spec.role not in TRAINED_ROLES:
             raise ValueError(f"begin_update: role {self._spec.role} only computes forward passes")
@@ -203,7 +208,7 @@ class Rank:
         self._update = Update(self._algorithm, denominators, self._spec.role, self._scale.value)
 
     @collective_call
-    def accumulate(self, chunk: Chunk) -> None:
+    def accumulate(self, chunk: Chunk, last: bool) -> None:
         update = self._open_update()
         check_lag(chunk.rows, self._algorithm, self._spec, self.progress.step)
         step_start = None if self.progress.updated else self.progress.step
@@ -349,14 +354,14 @@ class Rank:
     def _copied(self, call: str) -> Snapshot:
         self._refuse_within_update(call)
         state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
-        state["optimizer"] = self._options.optimizer
+        state["optimizer"] = self.options.optimizer
         self._offloader.need("weights")
         with self._offloader.with_optimizer():
             return take_snapshot(self._model, self._optimizer, state, self.ranks, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
-        kind = self._options.optimizer
+        kind = self.options.optimizer
         self._offloader.need("weights")
         with self._offloader.with_optimizer():
             state = load_checkpoint(directory, self._model, self._optimizer, self._adapters, kind)
@@ -384,6 +389,10 @@ class Rank:
     # -- offload --------------------------------------------------------------------------------------------------
 
     def offload(self, parts: Sequence[str]) -> int:
+        """Offload parts; return the bytes that were freed.
+
+        On a GPU, weights and optimizer move to host memory and gradients are dropped. A CPU frees gradients only.
+        """
         if self._update is not None:
             raise ValueError("offload: an update is open; finish or abort it first")
         return self._offloader.offload(parts)
@@ -391,8 +400,7 @@ class Rank:
     def onload(self, parts: Sequence[str]) -> None:
         self._offloader.onload(parts)
 
-    def stop(self) -> None:
-        self._update = None
+    def end(self) -> None:
         self._writing.stop()
         self.ranks.leave()
         self._undo_set_up()

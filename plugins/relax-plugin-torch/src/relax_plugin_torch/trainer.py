@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `torch` trainer: trains Hugging Face causal language models on one rank or several.
 
-This module does not import torch, so that a role can plan chunks without loading it. `start` imports `rank.py`, which
-does the work.
+This module does not import torch, so that a role can plan chunks without loading it. `start` returns the rank of
+`rank.py`, which does the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from relax_core.api import ChunkPlan, Estimate, TrainerSpec, TrainerWork, Version, Workload
+from relax_core.api import ChunkPlan, Estimate, TrainerSpec, Workload
 from relax_core.learn import plan_micro_batches
 from relax_core.trainer_kit.rank_trainer import RankTrainer
 from relax_plugin_torch.options import TorchOptions
-
-if TYPE_CHECKING:
-    from relax_plugin_torch.rank import Rank
 
 TOKENS_PER_MICRO_BATCH = 2048
 """Default size in padded tokens, before prompts are shared. On a CPU, fewer cost overhead, more overflow the caches."""
 
 
-class TorchTrainer(RankTrainer["Rank", TorchOptions]):
+class TorchTrainer(RankTrainer[TorchOptions]):
     """A trainer of causal language models that `transformers` loads, with or without vision and audio inputs."""
 
+    rank_class: ClassVar[str] = "relax_plugin_torch.rank:Rank"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     float32_head: ClassVar[bool] = True
     replays_routing: ClassVar[bool] = True
@@ -55,25 +53,3 @@ class TorchTrainer(RankTrainer["Rank", TorchOptions]):
         check_divides(spec.world_size, self.options.tensor_parallel)
         plan = self.plan([work.row_tokens] * work.rows, spec.world_size, spec.tokens_per_micro_batch)
         return estimate(spec, self.options, work, plan.micro_batches[spec.rank], scalars(spec, self.build))
-
-    def make_rank(self, spec: TrainerSpec) -> Rank:
-        from relax_plugin_torch.rank import Rank
-
-        return Rank(spec, self.options, self.build)
-
-    def begin_step(self, version: Version) -> None:
-        super().begin_step(version)
-        self._started.counter.take()  # earlier work, such as an evaluation's, is not the step's
-
-    def work(self) -> TrainerWork:
-        return self._started.work()
-
-    def offload(self, parts: Sequence[str]) -> int:
-        """Offload parts; return the bytes that were freed.
-
-        On a GPU, weights and optimizer move to host memory and gradients are dropped. A CPU frees gradients only.
-        """
-        return self._started.offload(parts)
-
-    def onload(self, parts: Sequence[str]) -> None:
-        self._started.onload(parts)

@@ -96,6 +96,10 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         """Return the name of the weights' memory layout; `_prove` fingerprints are comparable only within a layout."""
         return ""
 
+    def _layout(self, payload: str) -> str:
+        layout = self.layout()
+        return f"{layout} with adapters" if layout and payload == "lora" else layout
+
     def offloadable(self) -> frozenset[str]:
         """Return the parts that can be offloaded on this machine."""
         return self.capabilities.offloads
@@ -167,11 +171,10 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
             times = {"wire": time.monotonic() - began}
             resident = await thread.ask(lambda: self._replace(thread, manifest, staged, arrived, times), "weights")
             self._adapted = adapted
-        layout = self.layout()
         return Receipt(
             self._spec.name, manifest.version, self.capabilities.receipts, combined_fingerprint(arrived),
             time.monotonic() - began, resident=resident, times=times,
-            layout=f"{layout} with adapters" if layout and manifest.payload == "lora" else layout,
+            layout=self._layout(manifest.payload),
         )  # fmt: skip
 
     def _refuse(self, manifest: Manifest, thread: ThreadT) -> None:

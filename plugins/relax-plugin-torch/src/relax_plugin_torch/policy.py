@@ -7,6 +7,7 @@ Only trained tokens go through the head, so no logits are computed for prompts a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -145,7 +146,7 @@ class Policy:
         trained = batch.loss_mask.nonzero().squeeze(1)
         if self.routing_replay is not None:
             self.routing_replay.plan(batch, layout)
-        with torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        with self._precision():
             shown = self._row_media.inputs(batch, layout.ids) if self._row_media.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
             asked = wanted(outputs, batch, trained, self._vocab_size)
@@ -153,13 +154,16 @@ class Policy:
                 features, self._head, batch.tokens[trained], replace(asked, measured_entropy=measure_entropy),
                 vocab_size=self._vocab_size, temperature=self._temperature, max_logits=self._max_logits,
             )  # fmt: skip
-        if self.counter is not None:
-            every = int(layout.spans.sum())
-            self.counter.add(layout, len(trained) if self._apart else every, torch.is_grad_enabled())
+        self._count(layout, len(trained))
         return {
             name: values.new_zeros(len(batch.tokens), *values.shape[1:]).index_put((trained,), values)
             for name, values in scored.items()
         }
+
+    def _count(self, layout: Layout, scored: int) -> None:
+        if self.counter is not None:
+            every = int(layout.spans.sum())
+            self.counter.add(layout, scored if self._apart else every, torch.is_grad_enabled())
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """Return the cheaper layout. A prefix tree saves tokens, but attention computes every token pair of a group."""
@@ -193,6 +197,9 @@ class Policy:
     def _head(self, features: Tensor) -> Tensor:
         logits: Tensor = self.model.get_output_embeddings()(features) if self._apart else features
         return logits.index_fill(-1, self._suppress, _NEVER) if len(self._suppress) else logits
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
     # -- capabilities of the model, found by trying ---------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class RolloutKlGuard(Guard):
 
 
 class EntropyGuard(Guard):
-    """The policy always gives the same answer: `policy/entropy` is too small, if the trainer reports it."""
+    """The policy repeats one answer: `policy/entropy` falls below its limit. Inactive if the trainer reports no entropy."""
 
     metric: ClassVar[str] = "policy/entropy"
     falls: ClassVar[bool] = True

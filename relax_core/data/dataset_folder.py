@@ -31,7 +31,7 @@ def tables_in(folder: Path) -> list[Path]:
 
 
 def tables_of(path: Path, split: str) -> list[Path]:
-    """Return the tables of a split; an empty `split` is the only split. A path to a file is that file.
+    """Return the tables of a split; an empty `split` selects the only split. A path to a file selects this file.
 
     Raises ConfigError for a split that does not exist, and if there are several splits or configurations to choose from.
     """

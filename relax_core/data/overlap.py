@@ -21,14 +21,14 @@ from relax_core.api.task import Message, Task
 from relax_core.rpc.messages import encode
 
 LONG, SHORT = 13, 8
-"""Number of words of a searched passage, and the fewest words of a prompt that is searched; a prompt with a number between
-them is one passage."""
+"""Number of words of a passage, and fewest words of a prompt that is searched. A prompt with fewer than `LONG` words
+is one passage."""
 MOST_PASSAGES = 256
 """Most passages of one evaluation prompt that are searched in training rows; those of a longer prompt are evenly spread."""
 PHRASE_ROWS, PHRASE_SHARE = 10, 0.01
-"""A passage in more training rows than both the number and the share is a phrase of a template and counts nothing."""
+"""Limits for phrases of a template: a passage in more training rows than the number and than the share is ignored."""
 MOST_SEARCHED = 50_000
-"""Most training rows that a run searches for shared passages at its start; of more rows, evenly spread ones."""
+"""Most training rows that a run searches for shared passages at its start. Of more rows, evenly spread rows are searched."""
 SHOWN = 3
 """Examples in a log line."""
 _QUOTES, _DOUBLE_QUOTES = "\u2018\u2019\u201a\u201b\u2032`", "\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb"

@@ -20,9 +20,9 @@ Text = str | tuple[Message, ...]
 def without_prompt(prompt: Text, completion: Any, column: str) -> tuple[Text, object]:
     """Return a row's prompt, and the value of a column with a completion without the prompt that the value repeats.
 
-    White space around the texts does not count. A prompt of text becomes the messages that repeat it, and a prompt
-    without a system message gets the one of the completion. An answer at the end of the prompt that is the completion
-    leaves the prompt. Raises RowError for a conversation with another prompt.
+    White space around the texts does not count. A prompt of text becomes the messages that repeat the prompt. A prompt
+    without a system message gets the system message of the completion. If the prompt ends with the completion, this
+    answer is removed from the prompt. Raises RowError for a conversation with another prompt.
     """
     if isinstance(completion, str):
         if isinstance(prompt, str):
@@ -60,7 +60,7 @@ def _system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def _continuation(prompt: str, completion: str) -> str:
-    """Return a text without the prompt at its beginning. A text that is the prompt alone, or another word, is whole."""
+    """Return a text without the prompt at its beginning; unchanged if nothing follows or the prompt ends inside a word."""
     opening, said = prompt.strip(), completion.lstrip()
     rest = said[len(opening) :] if opening and said.startswith(opening) else ""
     if not rest.strip() or (opening[-1].isalnum() and rest[0].isalnum()):

@@ -29,7 +29,8 @@ T = TypeVar("T", str, Message)
 def prompt_faults(family: ModelFamily, prompt: Text, tools: Sequence[Tool], tokens: Sequence[int]) -> Iterator[str]:
     """Yield the first difference between the text that the template wrote and the text of a prompt's tokens.
 
-    The first token may begin a sequence and stand for no text. The family checks that its text has all messages.
+    The first token may only mark the beginning of a sequence, so the text is also read without this token. The family
+    checks that its text has all messages.
     """
     read = [_squeezed(_read(family, each)) for each in (tokens, tokens[1:])]
     written = _squeezed(_normal(family.text(prompt, tools)))

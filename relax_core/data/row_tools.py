@@ -16,8 +16,8 @@ COLUMN = "tools"
 def row_tools(value: object) -> tuple[RowTool, ...]:
     """Return the tools in a value of the column `tools`. Raises RowError for a description without a name.
 
-    The value is a list of objects, or such a list as JSON text; text that only begins as one is refused. Any other
-    value is an ordinary column without tools.
+    The value is a list of objects, or such a list as JSON text. Text that begins like JSON and is not JSON is refused.
+    Any other value is data for rewards, and describes no tools.
     """
     decoded = _decoded(value)
     if not isinstance(decoded, list):

@@ -484,7 +484,7 @@ class CheckedBatch(NamedTuple):
 def table_files(path: Path, split: str, mapped: Collection[str] = ()) -> list[TableFile]:
     """Open the tables at a path, in order. Raises ConfigError for a path without tables or with several splits.
 
-    `mapped`: columns of the file with names of their own that tasks have, and that may hold media.
+    `mapped`: columns of the file that `data.columns` names; these columns may hold media.
     """
     cache, shown = BlockCache(), SHOWN.union(mapped)
     try:
@@ -522,7 +522,7 @@ def _has_sibling(path: str, kept: Sequence[str]) -> bool:
 
 
 def _structs(table: Any, steps: Sequence[str]) -> tuple[int, int]:
-    """Return the number of structs at these steps, and the number of nulls that Parquet counts where none is."""
+    """Return the number of structs at these steps, and the number of nulls that Parquet counts in places without a struct."""
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 

@@ -78,7 +78,7 @@ def row_task(
 
     A column that `columns` names hides a column of the file that has Relax's name. A value that has no plain form is an
     error in `READ` and in the columns that `columns` names. Any other column gets a replacement character or None in
-    its place, and `faults` gets the reason by column. NaN counts as missing, as table libraries mean it.
+    its place, and `faults` gets the reason by column. NaN counts as missing, because table libraries fill empty cells with NaN.
     """
     if isinstance(row, UnreadableValue):
         raise RowError(f"the row {row.reason}")

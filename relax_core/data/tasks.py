@@ -178,7 +178,7 @@ class RowSet(ABC):
             raise ConfigError(self.limit_key, f"{self._limit}, which {self.emptied[0]}", self.emptied[1])
 
     def _read(self, row: int) -> Task:
-        """Read a row, as plain data if it could not travel otherwise. Raises ConfigError for a row without such a form."""
+        """Read a row, as plain data if other processes could not receive the row otherwise. Raises ConfigError."""
         task = read_task(self._source, row)
         if isinstance(self._source, TaskFiles):  # already plain data
             return task

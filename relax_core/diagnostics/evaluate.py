@@ -158,7 +158,7 @@ def _configured(
     on_disk: bool,
 ) -> tuple[RunConfig, Catalogue]:
     """Compose the configuration of an evaluation: everything that only training needs gets its default."""
-    unnamed = model / "data"  # only evaluation sets are read, unless there are none
+    unnamed = model / "data"  # stands for the training file, which is read only if there are no evaluation sets
     layers = [{"data": {"train": str(unnamed)}}, target.config, *sources, {"model": {"path": str(model)}}]
     composed = compose(layers, overrides, checked=False, on_disk=False, passed=partial(announce, functions or {}))
     config, catalogue = composed.config, composed.catalogue

@@ -447,7 +447,7 @@ class WeightUpdater:
     async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
         """Load this version or a later one along the route of the weight service; return the last receipt.
 
-        If a live version is not being transferred now, ask for it (`want`) until it is transferred again.
+        If the trainer does not send a live version now, request the version (`want`) until the trainer sends it again.
         """
         target, model, starts = manifest.version, manifest.version.model, slot.starts
         deadline = self._clock.now() + self._timeout_s

@@ -91,7 +91,7 @@ def reduce(loss: Loss, batch: LossBatch, denominators: Denominators) -> dict[str
 
 @contextmanager
 def charged_to(algorithm: Algorithm) -> Iterator[None]:
-    """Charge an algorithm's author for an error of the body, which calls the algorithm: raise PluginError.
+    """Raise PluginError, naming the algorithm, for an error of the body, which calls the algorithm.
 
     Errors of Relax and a lack of memory pass unchanged.
     """

@@ -122,7 +122,7 @@ def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
 
 
 def in_uri(source: str) -> bytes:
-    """Return the bytes of a data-URI. Raises ValueError for a malformed one."""
+    """Return the bytes of a data-URI. Raises ValueError for a malformed data-URI."""
     head, comma, body = source.partition(",")
     if not comma:
         raise ValueError("a data-URI without a comma before its data")
@@ -137,7 +137,7 @@ def in_uri(source: str) -> bytes:
 
 
 def shown(source: str) -> str:
-    """Return a source for messages: a long one shortened, a URL without user and query, which may be secret."""
+    """Return a source for messages: a long source is cut, and a URL loses user and query, which may be secret."""
     if source.startswith(SCHEME):
         with suppress(ValueError):
             return EmbeddedMedia.parse(source).shown
@@ -211,7 +211,7 @@ def cell_value(cell: EmbeddedMedia) -> object:
 
 
 def embedded(value: Any) -> bytes | None:
-    """Return the bytes of a medium inside a row; None if the row only names it. Raises ValueError for broken bytes."""
+    """Return the bytes of a medium inside a row; None if the row only names the medium. Raises ValueError for broken bytes."""
     if isinstance(value, bytes | bytearray):
         is_text = _BASE64.match(value[:32].decode("latin-1")) or value.startswith(b"data:")
         return in_uri(_named(value.decode("latin-1"))) if is_text else bytes(value)
@@ -241,7 +241,7 @@ def named(value: Any, kind: str = "") -> str | None:
 
 
 def _named(text: str) -> str:
-    """Return a path, URL or data-URI as it is, and base64 text that begins as a medium as a data-URI."""
+    """Return base64 text that begins like a medium as a data-URI, and any other text unchanged."""
     return f"data:;base64,{text}" if _BASE64.fullmatch(text) else text
 
 

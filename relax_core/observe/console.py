@@ -43,7 +43,7 @@ class Interrupts:
 
     @contextmanager
     def obeyed_by(self, obey: Callable[[], object]) -> Iterator[None]:
-        """Call `obey`, where `send` is called, at each interrupt while the body runs, and for one from before."""
+        """Call `obey` at each interrupt while the body runs, in the thread that calls `send`; also for an earlier interrupt."""
         self._obey = obey
         if self.sent:
             obey()
@@ -54,7 +54,7 @@ class Interrupts:
 
 
 INTERRUPTS: ContextVar[Interrupts] = ContextVar("interrupts")
-"""The interrupts of this thread; unset if none but Python's own arrive."""
+"""The interrupts of this thread; unset if Python alone handles interrupts."""
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:

@@ -28,7 +28,7 @@ from relax_core.observe.redaction import Redactor
 
 EVENTS = "events.jsonl"
 UNWRITTEN = (events.SamplesScored, events.RolloutMeasured, events.TimeSpent, events.FirstStepSeen)
-"""Events that have nothing besides samples, metrics, spans or facts for the checks of step 1."""
+"""Events that are not written: they only hold samples, metrics, spans or facts for the checks of step 1."""
 ELSEWHERE = ("metrics", "samples", "tasks", "config", "summary", "evidence")
 """Fields of events that are left out of `events.jsonl`, because other files of the run directory hold them."""
 WARNINGS = (

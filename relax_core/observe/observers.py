@@ -129,7 +129,7 @@ class CallbackWorker:
             self._off(f"is off: it is {MAX_QUEUED} calls behind")
 
     def _fail(self, error: BaseException, vital: bool) -> None:
-        """Report an exception of a call; pause the worker or turn it off if that was one too many."""
+        """Report an exception of a call; pause the worker, or turn it off, if the limit is reached."""
         self._failed += 1
         self._raised += 1
         said, frames = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))

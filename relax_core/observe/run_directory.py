@@ -48,7 +48,7 @@ RESERVE_BYTES = 64 * 1024
 """Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
 EVALUATIONS = "evaluations.jsonl"
 OF_THE_END = ("summary.json", "report.html", "reward.png")
-"""Files that describe a run up to its end; the next start of the run makes them untrue, and its end writes them again."""
+"""Files that describe a finished run. The next start of the run deletes these files, and its end writes new ones."""
 SCALE_REQUESTS = ".scale-requests"
 """Folder with a file for each open request to scale an engine pool."""
 PROFILE_REQUEST = ".profile-request"

@@ -83,7 +83,7 @@ class RewardScorer:
     ) -> None:  # fmt: skip
         """Make the rewards' pools. `functions`: cloudpickles of the rewards that were passed from Python, by name.
 
-        `filters`: `only` of all rewards of the run, if `rewards` are only some of them.
+        `filters`: the `only` filters of every reward of the run; None if `rewards` holds all of them.
         `failure_limit`: share of a reward's samples that may fail alike; see `CircuitBreaker`.
         """
         self._clock = clock

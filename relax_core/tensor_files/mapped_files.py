@@ -207,7 +207,8 @@ OWNER = "owner.json"
 WEIGHTS = "weights"
 """Folder of a run's directory for versions that are published on disk."""
 REUSED_S = 10.0
-"""Seconds by which a process's start time may differ from its mark, as clocks are set; above, the pid was reused."""
+"""Seconds by which a process's start time may differ from its mark, because clocks are corrected. A larger difference
+means that another process has the pid."""
 
 
 def memory_directory(run_id: str) -> Path | None:

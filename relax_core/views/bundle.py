@@ -87,7 +87,7 @@ def write_bundle(run: RunView, out: Path | None = None, samples: bool = False) -
         add("bundle.json", (encode(about) + "\n").encode())
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(out, packed.getvalue(), mode=0o600)  # it has the run's logs, which only their owner can read
+    write_bytes(out, packed.getvalue(), mode=0o600)  # the bundle has the run's logs, which only their owner can read
     return Bundle(out, files, problems)
 
 

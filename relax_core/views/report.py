@@ -87,7 +87,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
-    return printable(page)  # here, so that no text of a model or name is forgotten
+    return printable(page)  # the whole page, because texts of the model and names occur in many places
 
 
 def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read access to runs: `open_run(dir)` for notebooks and the views, a run's health, and the list of runs.
 
-Everything here only reads, which is safe on a live run, except `RunView.request`. The health of a run follows from its
+All functions are safe on a live run: they only read, except for the requests of `RunView`. The health of a run follows from its
 documents, the wall clock and the process table. The list of runs reads only small files of ended runs.
 """
 

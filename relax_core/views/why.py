@@ -203,7 +203,7 @@ def why(
     """Return the answer at wall-clock time `wall`; `events` are the records of `events.jsonl`."""
     roles = status.get("roles", ())
     now = float(status.get("now", 0.0))
-    if not health.ended and health.state not in ("lost", "silent"):  # both keep the time of the last status
+    if not health.ended and health.state not in ("lost", "silent"):  # these two keep the time of the last status
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     open_waits = [(role, wait) for role in roles for wait in role.get("waits", ())]
     waits = tuple(

@@ -29,7 +29,7 @@ from relax_core.runners.local.mounts import check, enter_mounts, libc
 NEW_USER, NEW_PROCESSES = 0x10000000, 0x20000000
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that a scheduler or a terminal may send to all processes of a job; the parent decides when the keeper ends."""
+"""Signals that the keeper ignores: a scheduler or terminal may send them to a whole job, but the parent ends the keeper."""
 REAP_MS = 1000
 """Milliseconds between two passes that reap orphans."""
 WORKS = b"works"

@@ -73,7 +73,7 @@ class _StandIn(nn.Module):
 
     def __init__(self, embed: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._embed = [embed]  # in a list, so that the embedding is no part of this module
+        self._embed = [embed]  # kept in a list, so that `nn.Module` does not register the embedding
         self._kept: list[Tensor] = []
 
     def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:

@@ -136,7 +136,10 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         self._states[name][self._extent.first : self._extent.first + len(state)] = state
 
     def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        """Allocate new memory for `rows` rows and copy the rows of `index`; states have no columns to move."""
+        """Allocate new memory for `rows` rows and copy the rows of `index`.
+
+        Recurrent states have no token dimension, so `columns` does not apply.
+        """
         self._rows = rows
         for name, old in self._states.items():
             picked = old[index]

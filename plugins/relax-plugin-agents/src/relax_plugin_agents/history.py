@@ -265,7 +265,7 @@ def _with_own_ids(messages: Sequence[Message], ids: dict[str, str]) -> Iterator[
 
 
 def _further(message: Message) -> str:
-    """Return the fields of a message that `_chained` does not digest; a thought counts as one that was left out."""
+    """Return the fields of a message that `_chained` does not digest; a thought counts as a field that was left out."""
     fields = {name: value for name, value in message.extra.items() if name not in (*THOUGHTS, "tool_call_id")}
     if message.name and message.role in ("assistant", "system"):
         fields["name"] = message.name

@@ -16,7 +16,7 @@ Finish = Literal["", "stop", "length", "tool_calls"]
 
 
 class Refused(Exception):
-    """Error for a malformed request, or for one with a setting that would change the trained distribution."""
+    """Error for a malformed request, or for a setting that would change the trained distribution."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")

@@ -29,7 +29,7 @@ def form_of(message: Message) -> Hashable:
 
 
 def marked(message: Message, index: int) -> Message:
-    """Return a message with a mark of its own in place of each of its texts and of the arguments of each call."""
+    """Return a message in which a unique mark replaces each text, and the arguments of each call."""
     mark = f"{MARK}{index}"
     if isinstance(message.content, str):
         content: Any = f"{mark}X" if message.content.strip() else message.content

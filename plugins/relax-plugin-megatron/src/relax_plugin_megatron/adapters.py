@@ -41,7 +41,7 @@ class Adapter(nn.Module):
         self, linears: Sequence[Linear | None], widths: Sequence[int], rule: Rule, head_groups: int, lora: Lora,
         config: TransformerConfig,
     ) -> None:  # fmt: skip
-        """`linears`: the layer's sources, None for one without an adapter; `widths`: their outputs on this rank."""
+        """`linears`: sources of the layer, None for a source without an adapter; `widths`: their outputs on this rank."""
         super().__init__()
         self._rule, self._head_groups, self._widths = rule, head_groups, tuple(widths)
         self._rank, self._scale = lora.table.rank, lora.table.scale
@@ -54,7 +54,7 @@ class Adapter(nn.Module):
                 self.A[name] = nn.Parameter(torch.zeros(self._rank, inputs))
                 self.B[name] = nn.Parameter(torch.zeros(width, self._rank))
         for whole in (self.B if self._rows else self.A).values():
-            # each rank has the gradient of its own tokens only; Megatron sums those of marked parameters
+            # each rank has only the gradient of its tokens; Megatron sums the gradients of marked parameters
             whole.sequence_parallel = config.sequence_parallel
 
     def forward(self, inputs: Tensor) -> Tensor:

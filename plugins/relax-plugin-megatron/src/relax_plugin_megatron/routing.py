@@ -32,7 +32,7 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Planned:
-    """The experts of one micro-batch for one router: given ones, and the router's own choice."""
+    """The experts of one micro-batch for one router: the planned experts, and the router's own choice."""
 
     experts: Tensor | None
     """[tokens, top_k] of this rank; None: the router chooses freely."""

@@ -81,7 +81,7 @@ class Vocabulary:
         return reduce_from_tensor_model_parallel_region(values, group=self.group)
 
     def _at(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the logits of ids [tokens, k] from whichever rank holds them."""
+        """Return the logits of ids [tokens, k] from the ranks that hold these ids."""
         own = ids - self.first
         held = (own >= 0) & (own < logits.shape[-1])
         return self._sum(torch.where(held, logits.gather(-1, own.clamp(0, logits.shape[-1] - 1)), 0.0))

@@ -62,7 +62,7 @@ class Entry:
 
 
 class Weights:
-    """The weights of one rank, and their way from and to the names of a Hugging Face folder."""
+    """The weights of one rank, and their conversion from and to the tensors of a Hugging Face folder."""
 
     def __init__(
         self, chunks: Sequence[Decoder], shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0,

@@ -154,7 +154,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         for bucket in buckets(arrays, size):
             sendings = [(receiver, pair.send(bucket)) for receiver, pair in pairs.items()]
             in_flight.append([(receiver, sending) for receiver, sending in sendings if sending is not None])
-            if len(in_flight) == 2:  # the next bucket reuses the memory of the older one
+            if len(in_flight) == 2:  # the next bucket reuses the memory of the older bucket
                 self._finish(pairs, in_flight.popleft())
             if not pairs:
                 return

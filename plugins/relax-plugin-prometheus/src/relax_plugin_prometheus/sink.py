@@ -30,7 +30,7 @@ ALL_INTERFACES = ("0.0.0.0", "::")
 
 class PrometheusOptions(Options):
     host: str = "127.0.0.1"
-    """Address of the endpoint. It asks for no password, so choose another one only in a network that you trust."""
+    """Address of the endpoint. It asks for no password, so choose another address only in a network that you trust."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the endpoint; 0: a free port, written to the file in `targets`."""
     targets: str = "prometheus"

@@ -59,7 +59,7 @@ def gold_texts(task: Task) -> tuple[str, ...]:
 
 
 def gold_text(task: Task, gold: str | int | float) -> str:
-    """Return a gold answer as text. Raises ValueError for true and false, which no response writes alike."""
+    """Return a gold answer as text. Raises ValueError for true and false, which responses write in many ways."""
     if isinstance(gold, bool):
         fix = "write the text that a response should have, such as `yes` or `True`"
         raise ValueError(f"task {task.id}: answer {gold} is a truth value; {fix}")

@@ -85,5 +85,5 @@ class Geo3k(Reward[Geo3kOptions]):
 
 
 def _bare(answer: str) -> str:
-    """Return the answer without the unit after its number. Units are ignored, since a figure has only one."""
+    """Return the answer without the unit after its number; each task has lengths of one unit, so units are ignored."""
     return _UNIT.sub(r"\1", re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", answer)).strip()

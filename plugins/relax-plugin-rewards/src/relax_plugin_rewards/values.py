@@ -81,7 +81,7 @@ _LABEL = re.compile(r"\(?([A-Za-z])[).]?")
 
 
 class Unread(ValueError):
-    """The error that a text can't be read as one value; the message is the reason, to follow the text."""
+    """The error that a text can't be read as one value. The message is the reason; callers put the text before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Value:
 
     @property
     def has_words(self) -> bool:
-        """Return True for a text that is compared as it stands, or a value with such a part."""
+        """Return True for a text that is compared as words, or a value with such a part."""
         return self.kind in ("text", "literal") or any(one.has_words for one in self.items)
 
     def __str__(self) -> str:
@@ -313,7 +313,7 @@ class _Reader:
         return Value("expression", source, number=parsed, is_rounded=is_rounded)
 
     def _words(self, text: str, source: str) -> Value:
-        """Read a word, or a text that is compared as it stands because it is in no notation that is evaluated."""
+        """Read a word, or a text that is compared as words because no notation here evaluates the text."""
         said = _TEXT.sub(r"\1", text).strip()
         plain = said.rstrip(".").strip()
         if (label := _label(plain)) is not None:

@@ -19,7 +19,7 @@ MOST_WAITING = 1.0
 
 class TargetUtilizationOptions(Options):
     target: float = Field(0.6, gt=0.0, lt=1.0)
-    """Use to which the pool is sized: share of the engines' request slots or KV caches, whichever is larger."""
+    """Use to which the pool is sized: the larger of the used shares of request slots and of KV caches."""
     high: float = Field(0.85, gt=0.0, le=1.0)
     """Use above which engines join."""
     low: float = Field(0.3, ge=0.0, lt=1.0)

@@ -2,7 +2,7 @@
 """An in-memory BM25 index of the documents in a JSON lines file.
 
 A word is a run of letters, digits and underscores; case is ignored. The index does no stemming and has no stop words,
-so it treats every language and vocabulary alike. Weights are computed when the index is built; a query only sums
+so it treats all languages and vocabularies the same. Weights are computed when the index is built; a query only sums
 weights.
 """
 

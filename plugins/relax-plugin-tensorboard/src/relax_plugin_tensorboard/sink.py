@@ -51,7 +51,7 @@ class TensorBoard(Sink[TensorBoardOptions]):
         self._before = written(folder)
         self._media = SampleMedia(run_dir, self.options.max_media, ("image/", "audio/wav"))
         self._writer = EventFile(folder)
-        # TensorBoard takes a folder's first mark for its beginning and obeys only later ones, so this one hides nothing.
+        # TensorBoard reads a folder's first mark as the beginning, and obeys only later marks, so this mark hides nothing.
         self._writer.start(max(self._before.values(), default=-1) + 1)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:

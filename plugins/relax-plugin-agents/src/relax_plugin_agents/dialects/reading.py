@@ -183,7 +183,7 @@ def read_arguments(value: Any, path: str) -> dict[str, Any]:
 
 
 def check_characters(data: Any, path: str) -> None:
-    """Raise Refused for JSON data with half of a surrogate pair, which is no character and can't be sent on."""
+    """Raise Refused for JSON data with half of a surrogate pair, which is not a character and can't be sent."""
     try:
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

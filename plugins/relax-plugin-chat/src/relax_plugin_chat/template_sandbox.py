@@ -130,7 +130,7 @@ def _bounded(size: int, clock: Callable[[], float] = time.thread_time) -> Iterat
 
 
 def compiled(text: str, functions: Mapping[str, Callable[..., Any]]) -> Template:
-    """Compile a template with functions by name. Raises TemplateSyntaxError, also for a template that is too long or nested too deeply."""
+    """Compile a template with functions by name. Raises TemplateSyntaxError, also if it is too long or nested deeply."""
     if len(text) > MAX_TEMPLATE:
         raise TemplateSyntaxError(f"the template has more than {MAX_TEMPLATE} characters", 1)
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])

@@ -10,6 +10,17 @@ from typing import Any, Literal
 from relax_core.api.plan import Plan
 
 CheckState = Literal["ok", "warning", "failed", "not applicable"]
+MISMATCH = "train/rollout_log_prob_diff_lag0"
+"""Metric of the mean |log-prob difference| of engine and trainer over tokens without lag, unaffected by learning."""
+FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
+"""Largest mean |log-prob difference| that a number format explains: several times the largest in correct runs."""
+
+
+def far_apart(config: Mapping[str, Any]) -> float:
+    """Return the largest |log-prob difference| that the number formats of a run explain."""
+    own = str(config.get("model", {}).get("dtype") or "float32")
+    engine = str(config.get("rollout", {}).get("dtype") or own)
+    return max(FAR[own], FAR[engine])
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ class GuardFired:
 
 @dataclass(frozen=True, slots=True)
 class FirstStepSeen:
-    """A role describes step 1 for the checks of that step: plain data, by key as in `observe.first_step`."""
+    """A role describes step 1 for the checks of that step: plain data, as `FirstStepFacts.told`."""
 
     role: str
     facts: Mapping[str, Any]

@@ -13,21 +13,33 @@ from relax_core.api.plan import Plan
 from relax_core.config.problems import refuse
 from relax_core.config.run_config import RunConfig
 from relax_core.control.memory_check import free_memory
-from relax_core.registry.catalogue import Catalogue, Found
+from relax_core.registry.catalogue import Catalogue, Found, installable
 from relax_core.registry.error_text import authored
 
 
 def preflight(config: RunConfig, catalogue: Catalogue, plan: Plan) -> tuple[str, ...]:
-    """Make the preflight checks of all plugins; return a notice for each warning.
+    """Make the preflight checks of all plugins; return a notice for each warning, and if nothing checks the first step.
 
     Raises ConfigError for a failed check, and PluginError for a check that raises.
     """
+    notices = unchecked(config, catalogue)
     if not (checks := checks_of(catalogue, "preflight")):
-        return ()
+        return notices
     facts = PreflightFacts(config.dump(), plan, free_memory())
     found = [finding for check in checks for finding in made(check, catalogue, facts)]
     refuse((ConfigError(of.field or of.name, _seen(of), of.advice) for of in found if of.state == "failed"), {})
-    return tuple(f"{of.name}: {_seen(of)}; {of.advice}" for of in found if of.state == "warning")
+    return (*notices, *(f"{of.name}: {_seen(of)}; {of.advice}" for of in found if of.state == "warning"))
+
+
+def unchecked(config: RunConfig, catalogue: Catalogue) -> tuple[str, ...]:
+    """Return a notice if no plugin checks the first step of a run. Raises ConfigError if a failed check should stop it."""
+    guard = config.guards.first_step
+    if guard == "off" or checks_of(catalogue, "first-step"):
+        return ()
+    home = installable().get("check", {}).get("first-step", "a plugin with such checks")
+    if guard == "stop":
+        raise ConfigError("guards.first_step", '"stop", but no plugin checks the first step', f"pip install {home}")
+    return (f"no plugin checks the first step of the run: pip install {home}",)
 
 
 def first_step(facts: FirstStepFacts, catalogue: Catalogue) -> tuple[CheckFinding, ...]:

@@ -43,7 +43,7 @@ from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaler import role_of
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.console import say_stopping, waiting_for
-from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
+from relax_core.observe.first_step import add_facts, fault_lines
 from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
@@ -198,6 +198,8 @@ class RunController:
         """Facts that the roles of the stage told about its first step; see `observe.first_step`."""
         self._pusher: ExportPusher | None = None
         """The uploads of the run's exports; None without `export.push_to`."""
+        self._unchecked: dict[str, str] = {}
+        """Entry of the summary if no plugin checks the first step."""
         self._started = False
         """True once the run's start is recorded."""
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
@@ -320,7 +322,8 @@ class RunController:
             account = await self._account()
             status = "interrupted" if busy else ended if self._stop_reason else "finished"
         if stage is stages[-1] or status != "finished":
-            recorder.write(RunFinished(status, total([self._former, account]) | ({"busy": busy} if busy else {})))
+            facts = {**self._unchecked, **({"busy": busy} if busy else {})}
+            recorder.write(RunFinished(status, total([self._former, account]) | facts))
         return status == "finished", account
 
     async def _fail(self, error: RelaxError, recorder: Recorder) -> None:
@@ -333,7 +336,7 @@ class RunController:
         works = self._started or self._prepared.death is not None
         retry = works and isinstance(error, InfrastructureError) and not isinstance(error, LastingFailure)
         facts = {"error": str(error), "exit_code": error.exit_code, "retry": retry}
-        recorder.write(RunFinished(ending, {**account, **facts}))
+        recorder.write(RunFinished(ending, {**account, **self._unchecked, **facts}))
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
         """Start the runner; return False if a stop came first, and leave it to `close` to end started processes."""
@@ -445,7 +448,10 @@ class RunController:
         if config.guards.first_step == "off":
             return
         facts = FirstStepFacts(self._stage.launch.config, metrics, self._first_facts)
-        checks = (*first_step_checks(metrics, facts.config, facts.told), *first_step(facts, self._prepared.catalogue))
+        checks = first_step(facts, self._prepared.catalogue)
+        if not checks:
+            self._unchecked = {"first_step": "no plugin checked the first step"}
+            return
         recorder.write(FirstStepChecked(1, tuple(check.plain() for check in checks)))
         failed = [check.name for check in checks if check.state == "failed"]
         if failed and config.guards.first_step == "stop":

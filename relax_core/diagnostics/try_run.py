@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
-from relax_core.api.checks import CheckFinding
+from relax_core.api.checks import CheckFinding, FirstStepFacts
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
@@ -43,13 +43,13 @@ from relax_core.config.layers import (
     with_origins,
 )
 from relax_core.config.run_config import RewardChoice
+from relax_core.control.preflight import first_step
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
 from relax_core.data.unpacked_file import unpacked
 from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
 from relax_core.engines.factories import AuxiliaryPools
-from relax_core.observe.first_step import first_step_checks
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
@@ -89,7 +89,8 @@ async def try_tasks(
                 facts = await worker.first_step_facts(groups)
                 earned = {task["group"]: task["answer"]["earned"] for task in facts["tasks"] if task["answer"]}
                 rows, _ = row_batch([sample for group in groups for sample in group.samples], context.plan.greedy)
-                checks = first_step_checks({}, launch.config, {**facts, "rows": row_facts(rows)})
+                told = {**facts, "rows": row_facts(rows)}
+                checks = first_step(FirstStepFacts(launch.config, {}, told), catalogue)
                 played = [trajectory for group in groups for trajectory in group.trajectories]
                 shown = tuple(
                     {

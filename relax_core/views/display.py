@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from relax_core.api import events
-from relax_core.api.checks import CheckFinding
+from relax_core.api.checks import MISMATCH, CheckFinding
 from relax_core.api.errors import printable
 from relax_core.api.events import Event, describe
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.observe.first_step import MEAN, fault_lines, passed_line
+from relax_core.observe.first_step import fault_lines, passed_line
 from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
@@ -126,7 +126,7 @@ class LiveDisplay:
             "accuracy": _number(self._metrics, "pairs/accuracy", ".2f"),
             **{f"eval/{name}": f"{mean:.3f}" for name, mean in self._evals.items()},
             "lag": lag,
-            "mismatch": _number(self._metrics, MEAN, ".1e"),
+            "mismatch": _number(self._metrics, MISMATCH, ".1e"),
             "samples/s": _number(self._metrics, "samples/per_s", ".1f"),
             "tokens/s": _number(self._metrics, "tokens/per_s", ",.0f"),
             "s/step": _number(self._metrics, "time/step_s", ".2f"),

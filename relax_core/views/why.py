@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relax_core.observe.first_step import MEAN, far_apart, fault_lines
+from relax_core.api.checks import MISMATCH, far_apart
+from relax_core.observe.first_step import fault_lines
 from relax_core.observe.metrics import EventCounts, mean
 from relax_core.views.run import RunHealth, RunView
 
@@ -330,7 +331,7 @@ def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
 
 def log_prob_difference(steps: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the mean |log-prob difference| of engine and trainer over the last steps that report it, else None."""
-    values = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-AVERAGED_STEPS:]
+    values = [float(step[MISMATCH]) for step in steps if step.get(MISMATCH) is not None][-AVERAGED_STEPS:]
     return sum(values) / len(values) if values else None
 
 

@@ -2,6 +2,7 @@
 """Checks of plugins: a failure before the run refuses the run, and a faulty check is charged to its plugin."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from relax_core.api.checks import FirstStepFacts
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.plan import Plan
 from relax_core.config.compose import parse_config
-from relax_core.control.preflight import first_step, preflight
+from relax_core.control.preflight import checks_of, first_step, preflight
 from relax_core.registry import Catalogue
 
 PLAN = Plan("colocate", (), (), {}, ())
@@ -54,11 +55,24 @@ def test_a_faulty_check_is_charged_to_its_plugin_and_never_ends_a_run(tmp_path: 
     with pytest.raises(PluginError, match=rf"check 'look' of looks\.py.*{said}"):
         checked(looking(tmp_path, body))
     facts = FirstStepFacts({"steps": 2}, {"reward/mean": 0.5}, {})
-    found = first_step(facts, looking(tmp_path, body, "first-step"))
-    assert [(one.name, one.state) for one in found] == [("look is checked", "warning")] and said in found[0].found
+    *_, found = first_step(facts, looking(tmp_path, body, "first-step"))
+    assert (found.name, found.state) == ("look is checked", "warning") and said in found.found
 
 
 def test_the_checks_of_a_stage_get_the_facts_of_the_stage(tmp_path: Path) -> None:
     catalogue = looking(tmp_path, 'yield CheckFinding("x", "ok", str(facts.metrics))', "first-step")
     assert checked(catalogue) == ()
-    assert [one.found for one in first_step(FirstStepFacts({}, {"a": 1.0}, {}), catalogue)] == ["{'a': 1.0}"]
+    *_, found = first_step(FirstStepFacts({}, {"a": 1.0}, {}), catalogue)
+    assert found.found == "{'a': 1.0}"
+
+
+def test_a_run_whose_first_step_nothing_checks_is_told_so_and_refused_if_a_check_should_stop_it() -> None:
+    catalogue = Catalogue.load(environ={"RELAX_DISABLE_PLUGINS": "relax-plugin-checks"})
+    assert checks_of(catalogue, "first-step") == []
+    data: dict[str, Any] = {"model": {"path": "/m"}, "data": {"train": "/t.jsonl"}}
+    said = "no plugin checks the first step of the run: pip install relax-plugin-checks"
+    for guard, notices in (("warn", (said,)), ("off", ())):
+        config = parse_config({**data, "guards": {"first_step": guard}}, catalogue)
+        assert preflight(config, catalogue, PLAN) == notices
+    with pytest.raises(ConfigError, match=r"guards\.first_step: .*pip install relax-plugin-checks"):
+        preflight(parse_config({**data, "guards": {"first_step": "stop"}}, catalogue), catalogue, PLAN)

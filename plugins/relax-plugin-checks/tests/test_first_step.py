@@ -8,15 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from relax_plugin_checks.first_step import first_step
 
-from relax_core.api.checks import CheckFinding
-from relax_core.observe.first_step import (
-    MOST_TASKS,
-    add_facts,
-    fault_lines,
-    first_step_checks,
-    passed_line,
-)
+from relax_core.api.checks import CheckFinding, FirstStepFacts
+from relax_core.observe.first_step import MOST_TASKS, ROUND_TRIP, add_facts, fault_lines, passed_line
+from relax_core.testing.check import CheckSuite
 
 WELL = {
     "train/rollout_log_prob_diff_lag0": 8e-8, "train/rollout_log_prob_diff_max": 7e-7, "policy/ratio_max": 1.0000001,
@@ -45,11 +41,22 @@ FACTS: dict[str, Any] = {
 }
 
 
+def findings(
+    metrics: Mapping[str, Any], config: Mapping[str, Any], told: Mapping[str, Any] | None = None
+) -> tuple[CheckFinding, ...]:
+    return first_step(FirstStepFacts(config, metrics, told or {}))
+
+
+class TestConformance(CheckSuite):
+    component = first_step
+    facts = FirstStepFacts(CONFIG, {**WELL, "reward/std": 0.0}, FACTS)
+
+
 def checks(
     metrics: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None, **config: Any
 ) -> dict[str, CheckFinding]:
     """The checks of a sound step with these changes, by name."""
-    found = first_step_checks(WELL | dict(metrics or {}), CONFIG | config, FACTS | dict(facts or {}))
+    found = findings(WELL | dict(metrics or {}), CONFIG | config, FACTS | dict(facts or {}))
     return {check.name: check for check in found}
 
 
@@ -59,6 +66,7 @@ def faults(found: Mapping[str, CheckFinding]) -> dict[str, str]:
 
 def test_a_sound_step_passes_every_check_in_one_line() -> None:
     found = checks()
+    assert ROUND_TRIP in found, "`relax try` finds the check by this name"
     assert faults(found) == {} and all(check.state == "ok" and not check.evidence for check in found.values())
     assert fault_lines([*found.values()]) == []
     assert passed_line(found.values()) == (
@@ -198,7 +206,7 @@ def test_the_third_model_tells_whether_engine_or_trainer_is_wrong(log_probs: dic
 
 def test_log_probs_of_a_few_rows_are_compared_where_no_row_has_a_gradient() -> None:
     metrics = {key: value for key, value in WELL.items() if "rollout_log_prob" not in key}
-    found = {check.name: check for check in first_step_checks(metrics, CONFIG, FACTS)}["engine and trainer agree"]
+    found = {check.name: check for check in findings(metrics, CONFIG, FACTS)}["engine and trainer agree"]
     assert (found.state, found.found) == ("failed", "|log-prob difference| 4.2e+00")
 
 
@@ -212,7 +220,7 @@ def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:
     assert other["policy and reference agree"].state == "not applicable"
     warming = checks({"train/grad_norm": 0.0, "train/lr": 0.0}, {"updates": False})
     assert faults(warming) == {}, "only the critic learns in the first steps"
-    unjudged = first_step_checks({}, CONFIG, FACTS | rows(samples=0, trained=0, turns=0, ends=[]))
+    unjudged = findings({}, CONFIG, FACTS | rows(samples=0, trained=0, turns=0, ends=[]))
     (trained,) = (check for check in unjudged if check.name == "tokens are trained")
     assert trained.state == "not applicable", "every sample of `relax try` has an error, which is shown"
     stopped = checks(facts=rows(ends=[(9, 16, 16)]), rollout={"stop": ["\n"]})
@@ -221,7 +229,7 @@ def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:
 
 def test_a_dataset_whose_turns_never_end_fails_and_the_rest_of_its_checks_do_not_apply() -> None:
     given = {key: value for key, value in ROWS.items() if key not in ("given", "partly")} | {"ends": [(9, 16, 16)]}
-    found = first_step_checks(
+    found = findings(
         {"train/grad_norm": 0.5, "train/lr": 1e-4}, CONFIG, {"stops": [(2, "<eos>")], "rows": given, "updates": True}
     )
     by_state = {check.name: check.state for check in found}
@@ -232,7 +240,7 @@ def test_a_dataset_whose_turns_never_end_fails_and_the_rest_of_its_checks_do_not
 
 
 def test_without_facts_and_metrics_no_check_applies() -> None:
-    found = first_step_checks({}, CONFIG)
+    found = findings({}, CONFIG)
     assert {check.state for check in found} == {"not applicable"}
     assert passed_line(found) == "" and fault_lines(found) == []
 

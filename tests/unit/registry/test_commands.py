@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from relax_core.api import ConfigError, PluginError
 from relax_core.api.command import COMMANDS, GROUPS, RelaxCommand
 from relax_core.cli.main import app
-from relax_core.registry import catalogue
+from relax_core.registry import Catalogue, catalogue
 from relax_core.registry.commands import Commands
 from tests.unit.registry.conftest import Site
 
@@ -206,6 +206,7 @@ def test_commands_are_listed_shown_and_checked_as_parts_of_their_plugin(greets: 
     assert plugin["commands"][-1] == {
         "name": "greet", "group": "watch", "help": "Greet a run.", "target": "fake_greet.greet:greet",
     }  # fmt: skip
+    assert "fake-greet" not in {plugin.name for plugin in Catalogue.load().resolved}, "workers need no commands"
     shown = relax("plugins", "show", "greet").stdout
     assert "command greet: Greet a run." in shown and "More about it." in shown
     (failed,) = (

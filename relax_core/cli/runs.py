@@ -132,7 +132,10 @@ def _continue(run_dir: Path, overrides: Sequence[str], as_json: bool, supervised
 def resume(
     run: Annotated[str, typer.Argument(help="A run directory, or its name under the runs folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help=f"Overrides of {', '.join(MAY_CHANGE)}; {NEW_RUN}.")
+        list[str] | None,
+        typer.Argument(
+            help=f"Overrides of {', '.join(MAY_CHANGE)}, and of keys that plugins' tables allow; {NEW_RUN}."
+        ),
     ] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,

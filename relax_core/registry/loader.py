@@ -119,13 +119,18 @@ def checked(kind: Kind, offered: object) -> list[Component]:
             raise ValueError(f"{hook} offers the name {item.name!r}; write it in kebab-case")
         if not TARGET.fullmatch(item.target):
             raise ValueError(f"{hook} offers {item.name} with target {item.target!r}; write package.module:Class")
-        if kind.name == "table" and (item.name in CORE_KEYS or item.name in BY_TABLE):
-            raise ValueError(f"{hook} offers [{item.name}], which is a key of the core; choose another name")
+        if kind.name == "table":
+            _refuse_core_key(item.name)
         components.append(item)
     twice = [name for name, count in Counter(item.name for item in components).items() if count > 1]
     if twice:
         raise ValueError(f"{hook} offers {twice[0]} twice; names are unique per kind")
     return components
+
+
+def _refuse_core_key(table: str) -> None:
+    if table in CORE_KEYS or table in BY_TABLE:
+        raise ValueError(f"the plugin offers the table [{table}], which is a key of the core; choose another name")
 
 
 def load_file(loader: Loader, path: str) -> Record:
@@ -141,10 +146,10 @@ def load_file(loader: Loader, path: str) -> Record:
     try:
         module = import_file(record.module, file)
         loaded = loader.adopt(record, module)
+        loaded = replace(loaded, components=loaded.components + tuple(_classes(module, file, loaded)))
     except (Exception, SystemExit) as error:
         message = f"the plugin cannot be loaded: {said(error)}; correct the file, or remove it from `plugins`"
         raise PluginError(str(file), message, plugin_frames(error)) from error
-    loaded = replace(loaded, components=loaded.components + tuple(_classes(module, file, loaded)))
     if not loaded.components and not loaded.hooks:
         raise PluginError(
             str(file), "the file defines no component class and no hook; subclass a base of relax_core.api"
@@ -158,6 +163,8 @@ def _classes(module: ModuleType, file: Path, loaded: Record) -> Iterator[Offered
     classes = [value for name, value in vars(module).items() if name not in hooked and _is_component(value, module)]
     for value in classes:
         name = kebab(file.stem if len(classes) == 1 else value.__name__)
+        if value.kind == "table":
+            _refuse_core_key(name)
         help_line = (value.__doc__ or "").strip().partition("\n")[0]
         yield Offered(value.kind, Component(name, f"{module.__name__}:{value.__name__}", help_line))
 

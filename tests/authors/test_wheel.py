@@ -13,9 +13,10 @@ from tests.authors.conftest import ROOT, Home, ended
 from tests.graph.conftest import Relax
 
 PACKAGES = (
-    "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_control", "relax_plugin_distillation",
-    "relax_plugin_network_weights", "relax_plugin_policy_gradient", "relax_plugin_rewards", "relax_plugin_selection",
-    "relax_plugin_supervised", "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers",
+    "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_checks", "relax_plugin_control",
+    "relax_plugin_distillation", "relax_plugin_network_weights", "relax_plugin_notify", "relax_plugin_policy_gradient",
+    "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised", "relax_plugin_tensorboard",
+    "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]

@@ -269,7 +269,15 @@ def test_a_table_of_two_plugins_is_noted_and_refused_where_it_is_used(site):
 def test_a_plugin_whose_table_has_the_name_of_a_key_of_the_core_is_broken(site, name):
     install_table(site, "fake-a", name)
     (record,) = [record for record in load().records if record.distribution == "fake-a"]
-    assert record.state == "broken" and f"relax_tables offers [{name}], which is a key of the core" in record.reason
+    assert (
+        record.state == "broken"
+        and f"the plugin offers the table [{name}], which is a key of the core" in record.reason
+    )
+    (file := site.path / f"{name}.py").write_text(
+        "from relax_core.api import TableOptions\nclass Mine(TableOptions): ..."
+    )
+    with pytest.raises(PluginError, match=rf"offers the table \[{name}\]"):
+        load(str(file))
 
 
 @pytest.mark.parametrize(

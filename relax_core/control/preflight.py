@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, cast
 
 from relax_core.api.checks import CheckFinding, FirstStepFacts, PreflightFacts
@@ -15,6 +17,9 @@ from relax_core.config.run_config import RunConfig
 from relax_core.control.memory_check import free_memory
 from relax_core.registry.catalogue import Catalogue, Found, installable
 from relax_core.registry.error_text import authored
+
+DEADLINE_S = 30.0
+"""Seconds that one check may take."""
 
 
 def preflight(config: RunConfig, catalogue: Catalogue, plan: Plan) -> tuple[str, ...]:
@@ -60,12 +65,30 @@ def checks_of(catalogue: Catalogue, stage: str) -> list[Found]:
 
 
 def made(check: Found, catalogue: Catalogue, facts: PreflightFacts | FirstStepFacts) -> list[CheckFinding]:
-    """Return the findings of one check. Raises PluginError for a check that raises or yields anything else."""
+    """Return the findings of one check.
+
+    Raises PluginError for a check that raises, yields anything else, or takes too long; its thread is then abandoned.
+    """
     function = cast(
         Callable[[Any], Iterable[CheckFinding]], catalogue.target("check", f"{check.plugin}:{check.component.name}")
     )
+    answers: SimpleQueue[list[CheckFinding] | Exception] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(list(function(facts)))
+        except Exception as error:
+            answers.put(error)
+
+    Thread(target=answer, name=f"check-{check.component.name}", daemon=True).start()
+    try:
+        findings = answers.get(timeout=DEADLINE_S)
+    except Empty:
+        fault = f"it did not return within {DEADLINE_S:g} s; a check must be quick"
+        raise PluginError(f"check {check.title}", fault) from None
     with authored(f"check {check.title}"):
-        findings = list(function(facts))
+        if isinstance(findings, Exception):
+            raise findings
     for one in findings:
         if not (isinstance(one, CheckFinding) and all(isinstance(value, str) for value in one.plain().values())):
             raise PluginError(f"check {check.title}", f"it yields {one!r}; it must yield CheckFindings of text")

@@ -59,6 +59,12 @@ def test_a_faulty_check_is_charged_to_its_plugin_and_never_ends_a_run(tmp_path: 
     assert (found.name, found.state) == ("look is checked", "warning") and said in found.found
 
 
+def test_a_check_that_does_not_return_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_core.control.preflight.DEADLINE_S", 0.05)
+    with pytest.raises(PluginError, match=r"it did not return within 0\.05 s"):
+        checked(looking(tmp_path, "import threading; threading.Event().wait()", "preflight"))
+
+
 def test_the_checks_of_a_stage_get_the_facts_of_the_stage(tmp_path: Path) -> None:
     catalogue = looking(tmp_path, 'yield CheckFinding("x", "ok", str(facts.metrics))', "first-step")
     assert checked(catalogue) == ()

@@ -12,10 +12,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.forked import GROUP, Forked
 
 # The time of an example depends on the machine, so there is no deadline. The suite tries the same examples in every run;
 # `tox -e faults` searches with the profile `search`, whose examples differ by seed.
@@ -25,11 +26,17 @@ settings.load_profile("relax")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="fail when a test was skipped")
+    group = parser.getgroup("relax")
+    group._addoption(
+        "-n", dest="processes", type=int, default=0, help="number of processes; 0 runs all tests in this one"
+    )
+    group.addoption("--no-skips", action="store_true", help="fail when a test was skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Skips(refused=config.getoption("--no-skips")), "skips")
+    if processes := config.getoption("processes"):
+        config.pluginmanager.register(Forked(processes))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,9 +52,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that need more GPUs than this process sees, and put the others in order.
 
-    Choose which tests run one after another in one process of `--dist loadgroup`, before xdist reads the groups. All tests
-    on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures. Tests that start
-    processes come first: they take longest, and short ones fill the end evenly.
+    All tests on Ray run in one process, since they share a cluster. Tests that start processes come first: they take
+    longest, and short ones fill the end evenly.
     """
     if wanting := [item for item in items if lacks_gpus(item)]:
         config.hook.pytest_deselected(items=wanting)
@@ -57,11 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if "ray" in marks:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(getattr(pytest.mark, GROUP)("ray"))
             item.add_marker("process")
             marks.add("process")
-        elif "xdist_group" not in marks:
-            item.add_marker(pytest.mark.xdist_group(item.parent.nodeid if item.parent else item.nodeid))
         if "process" in marks:
             item.add_marker(pytest.mark.flaky(reruns=1))
         (starting if "process" in marks else others).append(item)
@@ -88,7 +92,7 @@ def frozen() -> None:
 
 
 class Skips:
-    """Counts skips, and tests that were left out, where all reports come together, with or without xdist."""
+    """Counts skips, and tests that were left out, where all reports come together."""
 
     def __init__(self, refused: bool) -> None:
         self._refused = refused
@@ -105,15 +109,8 @@ class Skips:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["wanting_gpus"] = self.wanting_gpus
         if self._refused and self._skipped and session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take the count from a process of xdist; each of them collects all tests."""
-        self.wanting_gpus = getattr(node, "workeroutput", {}).get("wanting_gpus", self.wanting_gpus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get("rerun", ()):

@@ -15,8 +15,8 @@ import pytest
 def shared_folder(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
     """Return the session's folder of this name; the first process that asks builds it while others wait at its lock."""
     base = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # a worker's own base lies in the session's
+    if "RELAX_TEST_PROCESS" in os.environ:
+        base = base.parent  # the base of a forked process lies in the session's
     folder, finished = base / name, base / f"{name}.finished"
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

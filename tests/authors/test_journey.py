@@ -11,7 +11,7 @@ import pytest
 from relax_core.views.run import open_run
 from tests.authors.conftest import PROJECTS, Home, ended
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
+pytestmark = [pytest.mark.process, pytest.mark.one_process("author")]
 CHOICE = f"""
 algorithm = "{PROJECTS["algorithm"]}"
 engine = "{PROJECTS["engine"]}"

@@ -19,7 +19,7 @@ PACKAGES = (
     "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
+pytestmark = [pytest.mark.process, pytest.mark.one_process("author")]
 
 
 def test_all_modules_are_imported_from_the_wheels(author: Home) -> None:

@@ -21,7 +21,7 @@ from tests.graph.failing import failing
 pytestmark = pytest.mark.process
 
 RUNNERS = [
-    pytest.param("local", marks=pytest.mark.xdist_group("test_train")), pytest.param("ray", marks=pytest.mark.ray),
+    pytest.param("local", marks=pytest.mark.one_process("test_train")), pytest.param("ray", marks=pytest.mark.ray),
 ]  # fmt: skip
 
 

@@ -31,9 +31,10 @@ def test_a_process_that_outlives_the_tests_fails_the_suite(tmp_path: Path) -> No
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_some.py").write_text(LEAVES_ONE)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    more = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "RELAX_TEST_PROCESSES": "0"}
     done = subprocess.run(
         [tmp_path / ".ci" / "suite", "-p", "no:cacheprovider"],
-        env={**os.environ, "PATH": path, "RELAX_TEST_PROCESSES": "0"},
+        env={**os.environ, **more},
         capture_output=True,
         text=True,
         timeout=600,

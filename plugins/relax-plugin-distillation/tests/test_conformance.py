@@ -5,7 +5,7 @@ import pytest
 
 from relax_core.testing.algorithm import AlgorithmSuite
 
-pytestmark = pytest.mark.xdist_group("exercised algorithms")
+pytestmark = pytest.mark.one_process("exercised algorithms")
 
 
 class TestAdvantages(AlgorithmSuite):

@@ -3,7 +3,7 @@
 
 A module of this folder names its components' files in `suite_files`: path -> text. All files run in one pytest process,
 however many tests read its results: components cost little, the start of pytest and of the suites' fork servers costs seconds.
-These tests share an xdist group, so that the process starts once.
+These tests run in one process, so that the suites run once.
 """
 
 from __future__ import annotations

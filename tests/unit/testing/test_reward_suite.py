@@ -3,7 +3,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
+pytestmark = [pytest.mark.process, pytest.mark.one_process("suites of suites")]
 SUITE = """
 import asyncio, atexit, os, random, threading, time
 from relax_core.api import BatchReward, GroupReward, Options, Reward, Score

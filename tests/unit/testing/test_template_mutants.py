@@ -11,7 +11,7 @@ import pytest
 
 from relax_core.registry.templates import bake
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
+pytestmark = [pytest.mark.process, pytest.mark.one_process("suites of suites")]
 MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
     "reward": {
         "wrong type": ("return float(", "return str("),

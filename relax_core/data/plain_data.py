@@ -97,6 +97,8 @@ def plain(value: Any, depth: int = 0, text: Callable[[str], str] | None = None) 
 
 def holds_bytes(value: Any) -> bool:
     """Return True if plain data hold bytes or a stand-in for bytes."""
+    if type(value) is str:  # as most values are
+        return False
     if isinstance(value, Mapping):
         return any(map(holds_bytes, value.values()))
     return any(map(holds_bytes, value)) if isinstance(value, list) else isinstance(value, bytes | bytearray | Embedded)

@@ -116,7 +116,7 @@ class TaskFiles(TaskSource[OptionsT]):
 
     def _task(self, file: TaskFile, number: int, row: Any, faults: dict[str, str] | None = None) -> Task:
         try:
-            return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number), faults)
+            return row_task(row, self._columns, f"{file.stem}:{number}", file.origin(number), faults)
         except RecursionError:
             raise RowError("nested too deeply") from None
 
@@ -171,7 +171,7 @@ class TaskFile(ABC):
     """Format string for a row's location in error messages."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.absolute = path, str(path.absolute())
+        self.path, self.stem, self.folder, self.absolute = path, path.stem, path.absolute().parent, str(path.absolute())
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[int, object]]:
@@ -221,8 +221,9 @@ class LinesFile(TaskFile):
         return row
 
     def origin(self, number: int) -> MediaOrigin:
-        folder = Path(self.absolute).parent
-        return MediaOrigin(folder) if self._packed else MediaOrigin(folder, self.absolute, self._starts[number - 1])
+        if self._packed:
+            return MediaOrigin(self.folder)
+        return MediaOrigin(self.folder, self.absolute, self._starts[number - 1])
 
 
 class ListFile(TaskFile):
@@ -256,7 +257,7 @@ class ListFile(TaskFile):
         return f"{self.path} item {number}" if number else f"{self.path}:{self._line}"
 
     def origin(self, number: int) -> MediaOrigin:
-        return MediaOrigin(Path(self.absolute).parent)
+        return MediaOrigin(self.folder)
 
 
 def _read_rows(file: TaskFile) -> Iterator[tuple[int, object]]:

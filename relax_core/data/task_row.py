@@ -95,6 +95,8 @@ def row_task(
     showing: dict[MediaKind, str] = {}
     media: dict[MediaKind, list[Media]] = {}
     for kind, names in COLUMNS.items():
+        if not columns and row.keys().isdisjoint(names):
+            continue
         mapped = [columns[name] for name in names if name in columns]
         if len(mapped) > 1:
             raise RowError(f"`columns` names a column for {names[0]!r} and another for {names[1]!r}; name one")

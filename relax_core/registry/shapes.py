@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral, Real
+from operator import call
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from relax_core.api.reward import LARGEST_REWARD
@@ -87,15 +88,13 @@ def _plainly_fits(wanted: Any) -> Callable[[Any], bool]:
     if wanted in _FLAT or (is_union and _FLAT.issuperset(args)):
         kinds = frozenset(args or (wanted,))
         return lambda value: type(value) in kinds
-    tests = [_plainly_fits(one) for one in args if one is not Ellipsis]
     if is_union:
-        return lambda value: any(test(value) for test in tests)
+        flat = _FLAT.intersection(args)
+        others = [_plainly_fits(one) for one in args if one not in flat]
+        return lambda value: type(value) in flat or any(test(value) for test in others)
+    tests = [_plainly_fits(one) for one in args if one is not Ellipsis]
     if origin is tuple and args and args[-1] is not Ellipsis:
-        return lambda value: (
-            type(value) in (tuple, list)
-            and len(value) == len(tests)
-            and all(test(part) for test, part in zip(tests, value, strict=True))
-        )
+        return lambda value: type(value) in (tuple, list) and len(value) == len(tests) and all(map(call, tests, value))
     if origin in (tuple, list, Sequence) and args:
         return lambda value: type(value) in (tuple, list) and all(map(tests[0], value))
     return lambda value: False

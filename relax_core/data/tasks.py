@@ -369,10 +369,9 @@ class TaskSet(RowSet):
                 self._rendered.popitem(last=False)
         return task, self._rendered[index]
 
-    def tools(self, index: int) -> Sequence[Tool]:
-        """Return the tools that the prompt of a task shows."""
-        row = self._kept[index]
-        return self._shown_tools(self._task(row), row)
+    def tools(self, task: Task) -> Sequence[Tool]:
+        """Return the tools that the prompt of a task of this set shows."""
+        return self._tools_of.get(task.environment, self._tools) or row_tools(task.column(TOOLS))
 
     def faults(self, index: int) -> Iterator[str]:
         row = self._kept[index]

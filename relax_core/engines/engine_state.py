@@ -114,9 +114,8 @@ class PrefixAffinity:
     """A record of which engines have a session's or group's prefix cached, used to choose the engine of a request.
 
     Invariants:
-    - An engine with the prefix is preferred unless it has too much work: the tokens that its requests may still sample
-      may exceed those of the least busy engine at or above the floor by at most the request's own tokens, which the cache
-      saves.
+    - An engine with the prefix is preferred unless it has too much work: its requests may still sample more tokens than
+      those of the least busy engine at or above the floor, by at most the request's own tokens, which the cache saves.
     - A prefix counts as lost when the engine failed or got new weights (`cache_epoch` changed). A session's prefix is
       also lost when the engine's `KvLedger` evicted it.
     """
@@ -175,13 +174,13 @@ def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
 def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
     """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown."""
     try:
-        tokens, log_probs = delta.tokens, delta.log_probs
+        tokens, log_probs, count = delta.tokens, delta.log_probs, len(delta.tokens)
         if delta.finish not in FINISHES:
             return f"finish {delta.finish!r}; want one of {', '.join(map(repr, FINISHES))}"
-        if len(log_probs) != len(tokens):
-            return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
+        if len(log_probs) != count:
+            return f"{len(log_probs)} log-probs for {count} tokens"
         if delta.routed_experts and pending.routed_experts is not None:
-            length = len(pending.prompt) + len(pending.tokens) + len(tokens)
+            length = len(pending.prompt) + len(pending.tokens) + count
             if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
                 return fault
         if delta.cached is not None:
@@ -200,8 +199,8 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
                 f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
                 f"{pending.min_step} to {max_step}"
             )
-        if len(tokens) > pending.tokens_left:
-            return f"{len(tokens)} tokens for a request with {pending.tokens_left} left to sample"
+        if count > pending.tokens_left:
+            return f"{count} tokens for a request with {pending.tokens_left} left to sample"
         if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
             bad = next(token for token in tokens if not 0 <= token < vocab_size)
             return f"token {bad}, outside the vocabulary of {vocab_size}"

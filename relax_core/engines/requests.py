@@ -97,7 +97,7 @@ class PendingRequest:
     versions: list[int] = field(default_factory=list)
     """Step of the weights that sampled each token."""
     oldest_cache: list[int] = field(default_factory=list)
-    """Oldest weight step in the KV cache that each token attended to."""
+    """Oldest weight step in the KV cache that each token attended to; never above the token's entry in `versions`."""
     incarnations: list[tuple[int, int]] = field(default_factory=list)
     """(index of a token, incarnation of the weights that sampled this token and the following ones), in index order.
     Extended when the request is dispatched, not for each token."""
@@ -172,6 +172,8 @@ class PendingRequest:
 
     def newest(self, end: int) -> list[tuple[int, int]]:
         """Return (incarnation, newest step) of each run of tokens of one incarnation among the first `end` tokens."""
+        if len(self.incarnations) == 1 and end:
+            return [(self.incarnations[0][1], max(self.versions[:end]))]
         stops = [min(start, end) for start, _ in self.incarnations[1:]] + [end]
         runs = zip(self.incarnations, stops, strict=False)  # `incarnations` is empty if no engine got the request
         return [(incarnation, max(self.versions[start:stop])) for (start, incarnation), stop in runs if start < stop]

@@ -111,7 +111,7 @@ def pack_units(units: Sequence[Unit]) -> Any:
         replace(
             trajectory, forest=tuple(replace(node, routed_experts=b"", routed_valid=b"") for node in trajectory.forest)
         )
-        if trajectory is not None and any(node.routed_valid for node in trajectory.forest)
+        if trajectory is not None and [node for node in trajectory.forest if node.routed_valid]
         else trajectory
         for unit in units
         for _, trajectory in unit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -53,7 +54,9 @@ ENVIRONMENT = "environment"
 """Name of the part that logs the environment's own reward."""
 SCHEMA = 1
 Group = tuple[Task, Sequence[Trajectory]]
-Weighed: TypeAlias = tuple["RewardPool", RewardResult]
+Result: TypeAlias = float | RewardResult
+"""The result of a reward for one sample; a score without parts and steps is a plain number."""
+Weighed: TypeAlias = tuple["RewardPool", Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +184,26 @@ class RewardScorer:
         if self._rewards and not results and not trajectory.step_rewards and trajectory.outcome is Outcome.FINISHED:
             error = "no reward applies to this task and its environment gave none"
             return ScoredSample(math.nan, outcome=Outcome.INVALID_TASK, error=error)
-        if failed := next((one for one in results if not one[1].outcome.judged), None):
-            reward, result = failed
-            parts: dict[str, float] = {other.name: own.value for other, own in results if own.outcome.judged}
-            parts = {**{f"{reward.name}/{name}": part for name, part in result.parts.items()}, **parts}
-            return ScoredSample(
-                math.nan, parts, (), result.outcome, f"reward {reward.name}: {result.error}", result.frames
-            )
+        for reward, result in results:
+            if failed := _failed(result):
+                parts: dict[str, float] = {f"{reward.name}/{name}": part for name, part in failed.parts.items()}
+                for other, own in results:
+                    if _failed(own) is None:
+                        parts[other.name] = own.value if isinstance(own, RewardResult) else own
+                error = f"reward {reward.name}: {failed.error}"
+                return ScoredSample(math.nan, parts, (), failed.outcome, error, failed.frames)
         steps, value = trajectory.turn_rewards, trajectory.environment_reward
         parts = {ENVIRONMENT: value} if trajectory.step_rewards else {}
         for reward, result in results:
             weight = reward.table.weight
-            value += weight * result.value
-            for name, part in result.parts.items():
-                parts[f"{reward.name}/{name}"] = part
-            parts[reward.name] = result.value
-            if result.steps:
-                steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
+            if isinstance(result, RewardResult):
+                for name, part in result.parts.items():
+                    parts[f"{reward.name}/{name}"] = part
+                if result.steps:
+                    steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
+                result = result.value
+            value += weight * result
+            parts[reward.name] = result
         if not abs(value) <= LARGEST_REWARD or not all(abs(step) <= LARGEST_REWARD for step in steps):
             largest = max((value, *steps), key=abs)
             error = f"the weighted sum of {parts} is {largest}; want at most 1e9 for a sample and each turn: lower the weights"
@@ -243,12 +249,12 @@ class RewardPool:
     async def start(self) -> None:
         await self._pool.start()
 
-    async def score(self, groups: Sequence[Group], counts: bool = True) -> list[list[RewardResult | None]]:
+    async def score(self, groups: Sequence[Group], counts: bool = True) -> list[list[Result | None]]:
         """Score the judged samples of the tasks that the reward applies to; return None for all remaining samples.
 
         `counts`: count failures for the circuit breaker.
         """
-        found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
+        found: list[list[Result | None]] = [[None] * len(trajectories) for _, trajectories in groups]
         members = [
             [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
             for at, (task, trajectories) in enumerate(groups) if applies(self.table.only, task, self._only_of_all)
@@ -298,27 +304,34 @@ class RewardPool:
         self,
         units: Sequence[list[tuple[int, int]]],
         groups: Sequence[Group],
-        found: list[list[RewardResult | None]],
+        found: list[list[Result | None]],
         first: int | None,
     ) -> None:
         """Score units into `found`. `first`: number of the first of the groups, counted over all calls.
 
         Without `first`, failures do not count for the circuit breaker.
         """
-        answers: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+        answers, arrived = deque[asyncio.Future[Any]](), asyncio.Event()
         waiting: dict[asyncio.Future[Any], tuple[list[tuple[int, int]], Unit]] = {}
 
         def submit(members: list[tuple[int, int]]) -> None:
             unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
             answer = self._pool.submit(unit, **_fields(members, unit))
             waiting[answer] = members, unit
-            answer.add_done_callback(answers.put_nowait)
+            answer.add_done_callback(arrive)
+
+        def arrive(answer: asyncio.Future[Any]) -> None:
+            answers.append(answer)
+            arrived.set()
 
         try:
             for members in units:
                 submit(members)
             while waiting:
-                answer = await answers.get()
+                while not answers:
+                    arrived.clear()
+                    await arrived.wait()
+                answer = answers.popleft()
                 members, unit = waiting.pop(answer)
                 results = self._results(answer, len(unit))
                 if self.facts.form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
@@ -336,10 +349,11 @@ class RewardPool:
                 if not answer.cancel() and not answer.cancelled():
                     answer.exception()  # mark this error as retrieved: another error is raised
 
-    def _results(self, answer: asyncio.Future[Any], count: int) -> list[RewardResult]:
+    def _results(self, answer: asyncio.Future[Any], count: int) -> Sequence[Result]:
         """Return the results of a unit of `count` samples. Raises the error that made the processes unusable."""
         try:
-            return [one if isinstance(one, RewardResult) else RewardResult(one) for one in answer.result()]
+            results: Sequence[Result] = answer.result()
+            return results
         except ItemTimeout:
             place = self.facts.place
             error = f"did not answer within timeout_s = {self.table.timeout_s:g} ({place})"
@@ -349,23 +363,24 @@ class RewardPool:
             error = f"its process ended twice on this sample ({place}): {crash}"
             return [RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=place)] * count
 
-    def _record(self, result: RewardResult, task: Task, trajectory: Trajectory, group: int | None) -> None:
+    def _record(self, result: Result, task: Task, trajectory: Trajectory, group: int | None) -> None:
         """Count a result for the circuit breaker; fail the pool and raise its error if the breaker opens.
 
         `group`: number of the sample's group; None: failures do not count.
         """
-        fault = None if result.outcome.judged else (result.kind, result.place)
+        failed = _failed(result)
+        fault = None if failed is None else (failed.kind, failed.place)
         seen = "" if group is None else self._breaker.record(fault, group)
-        if not seen:
+        if not seen or failed is None:
             return
         opened: Exception
-        if result.outcome in ENGINE_OUTCOMES:
+        if failed.outcome in ENGINE_OUTCOMES:
             where = seen.removeprefix("alike ")
-            opened = InfrastructureError(f"reward {self.name} got no answer {where}: {result.error}")
+            opened = InfrastructureError(f"reward {self.name} got no answer {where}: {failed.error}")
         else:
             name = self.table.name  # the name for `relax try`
-            sample = failing_sample({"reward": name}, task, trajectory, result)
-            opened = CircuitOpen(name, result, seen, sample)
+            sample = failing_sample({"reward": name}, task, trajectory, failed)
+            opened = CircuitOpen(name, failed, seen, sample)
         self._pool.fail(opened)
         raise opened
 
@@ -377,9 +392,15 @@ def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:
     return {} if len({at for at, _ in members}) > 1 else {"task": unit[0][0].id}
 
 
-def _spoils(result: RewardResult) -> bool:
+def _failed(result: Result) -> RewardResult | None:
+    """Return the result of a reward that failed; None for a score."""
+    return result if isinstance(result, RewardResult) and not result.outcome.judged else None
+
+
+def _spoils(result: Result) -> bool:
     """Return True if a single sample may have failed a batch; a failed engine pool would fail both halves too."""
-    return not result.outcome.judged and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
+    failed = _failed(result)
+    return failed is not None and failed.kind[:7] != "invalid" and failed.outcome not in ENGINE_OUTCOMES
 
 
 class CircuitOpen(PluginError):

@@ -30,8 +30,12 @@ def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[flo
 
 def _repeated(trajectory: Trajectory) -> tuple[int, int]:
     """Count a sample's n-grams that occurred before in the same turn, and all of its n-grams."""
-    turns = [node.tokens for node in trajectory.forest if node.sampled]
-    return sum(map(repeated_ngrams, turns)), sum([max(len(tokens) - NGRAM + 1, 0) for tokens in turns])
+    repeated = total = 0
+    for node in trajectory.forest:
+        if node.sampled and len(node.tokens) >= NGRAM:
+            repeated += repeated_ngrams(node.tokens)
+            total += len(node.tokens) - NGRAM + 1
+    return repeated, total
 
 
 def repeated_ngrams(tokens: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
-from relax_core.engines.requests import SAMPLING, Generate, PendingRequest, SamplingParams
+from relax_core.engines.requests import SAMPLING, Generate, SamplingParams
 from relax_core.registry.error_text import innermost, message_of
 from relax_core.registry.shapes import WrongShape, checked, returned_by, reward_number
 from relax_core.rpc.isolated_pool import SessionLost
@@ -86,32 +86,23 @@ async def run_answers(
 
     The trajectories equal those of `run_episode`. `on_end` is called for each sample as it ends.
     """
-    samples: list[Sample] = []
-    asked: list[tuple[Branch, PendingRequest]] = []
-    for place, (seed, sampling) in enumerate(zip(seeds, samplings, strict=True)):
-        sample = Sample(family, generate, limits, lambda observation: (), sampling=sampling, place=place)
-        samples.append(sample)
-        branch = Branch(sample, task.prompt, prompt, seed)
-        try:
-            with sample.charged():
-                request = branch.begin_as(*asked[0]) if asked else branch.begin()
-        except SessionEnded:
-            continue
-        request.on_end = on_end
-        asked.append((branch, request))
+    sample = Sample(family, generate, limits, lambda observation: (), sampling=samplings[0])
+    branch, failure = Branch(sample, task.prompt, prompt, seeds[0]), None
     try:
-        if asked:
-            await generate([request for _, request in asked])
+        with sample.charged():
+            requests = branch.begin_answers(seeds, samplings)
+    except SessionEnded:
+        return [sample.trajectory()] * len(seeds)
+    for request in requests:
+        request.on_end = on_end
+    try:
+        await generate(requests)
     except PoolFailed:
         raise
     except ENGINE_FAILS as error:
-        for branch, _ in asked:
-            branch.sample.engine_failed(error)
-    else:
-        for branch, request in asked:
-            with suppress(SessionEnded), branch.sample.charged():
-                branch.take(request)
-    return [sample.trajectory() for sample in samples]
+        failure = error
+    sample.branches.clear()  # breaks the reference cycle between sample and branch
+    return [branch.answer(request, failure) for request in requests]
 
 
 async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:

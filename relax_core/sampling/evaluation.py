@@ -23,7 +23,7 @@ from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.sampling.rows import sample_record
-from relax_core.sampling.session import sample_seed
+from relax_core.sampling.session import sample_seeds
 
 SEED_STREAM = 0x5EED
 """Value mixed into the run's seed, so that evaluation and training draw with different seeds."""
@@ -109,7 +109,7 @@ class Evaluation:
     ) -> tuple[Task, tuple[Trajectory, ...]]:
         task, prompt = one.tasks.rendered(index)
         key, first = draw
-        seeds = [sample_seed(self._run.seed ^ SEED_STREAM, key, first + number) for number in range(one.samples)]
+        seeds = sample_seeds(self._run.seed ^ SEED_STREAM, key, range(first, first + one.samples))
         turns = EvaluatedTask((one.name, index), step, self._pool)
         sampling = [one.sampling] * one.samples
         played = await self._samples(task, prompt, seeds, sampling, turns, max_new_tokens=one.max_new_tokens)

@@ -15,7 +15,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
 from typing import Any, Protocol, overload
 
 from relax_core.api.algorithm import Source
@@ -142,7 +141,7 @@ class InflightGroup:
                 self._sampled[request.place] += len(request.tokens)
         for request in requests:
             if request.tokens:
-                oldest = min(chain(request.versions, request.oldest_cache))
+                oldest = min(request.oldest_cache)
                 self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
 
     @property

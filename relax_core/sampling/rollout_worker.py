@@ -41,7 +41,7 @@ from relax_core.sampling.failures import keep_sample
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from relax_core.sampling.groups import InflightGroup, Selection, Turns, make_sampler
 from relax_core.sampling.prelaunch import PrelaunchedGroup
-from relax_core.sampling.session import Limits, sample_seed
+from relax_core.sampling.session import Limits, sample_seeds
 from relax_core.sampling.tools import found_tools, keep_tools
 from relax_core.sandboxes.pool import SandboxPool
 
@@ -227,7 +227,7 @@ class RolloutWorker:
             if number not in self._prelaunched:
                 task, prompt = self._tasks.rendered(self.selection.task(number))
                 if not self._environments.get(task.environment, self._default_environments).answers_once:
-                    seeds = [sample_seed(run.seed, number, place) for place in range(size)]
+                    seeds = sample_seeds(run.seed, number, range(size))
                     launched = self._prelaunched[number] = PrelaunchedGroup(size)
                     with bound(group=number, task=task.id):
                         launched.launch(
@@ -271,8 +271,9 @@ class RolloutWorker:
             if launched is not None:
                 played = await launched.go_on(group)
             else:
-                seeds = [sample_seed(run.seed, one.group, one.sample, issue.retry) for one in issue.attempts]
-                samplings = self._samplings([attempt.sample for attempt in issue.attempts])
+                samples = [attempt.sample for attempt in issue.attempts]
+                seeds = sample_seeds(run.seed, issue.group, samples, issue.retry)
+                samplings = self._samplings(samples)
                 with bound(group=issue.group, task=task.id):
                     played = await self.samples(task, prompt, seeds, samplings, group, issue.group)
             group.trajectories = tuple(played)
@@ -378,10 +379,13 @@ class RolloutWorker:
         model, played = self._context.config.model, [group for group in groups if group.scores]
         answers = await answer_facts(self.scorer, [(one.task, one.trajectories, one.scores) for one in played])
         own = own_tokenizer(self.family, model.path, model.tokenizer)
-        shown = [self._tasks.tools(self.selection.task(one.issue.group)) for one in played]
         tasks = [
-            {"group": one.issue.group, **task_facts(one.task, tools, self.family, own), "answer": answer}
-            for one, tools, answer in zip(played, shown, answers, strict=True)
+            {
+                "group": one.issue.group,
+                **task_facts(one.task, self._tasks.tools(one.task), self.family, own),
+                "answer": answer,
+            }
+            for one, answer in zip(played, answers, strict=True)
         ]
         return {"stops": stops(self.family), "tokenizer": tokenizer_facts(self.family), "tasks": tasks}
 

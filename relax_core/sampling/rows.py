@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -151,19 +151,21 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
     lengths = np.diff(before[ends], prepend=0)
     total = int(before[-1])
     loss_mask = np.repeat(np.array([trained for path in paths for _, trained in path], np.uint8), widths)
+    drawn = [node for node in nodes if node.sampled]
     sampled = np.repeat(np.array([node.sampled for node in nodes], bool), widths)
+    num_sampled = int(sampled.sum())
 
-    def column(values: Iterable[Sequence[Any]], given: float, dtype: Any) -> Ragged:
+    def column(values: Sequence[Sequence[Any]], given: float, dtype: Any) -> Ragged:
         """Place the values of sampled nodes at their tokens; the remaining tokens get `given`."""
         whole = np.full(total, given, dtype)
-        whole[sampled] = np.fromiter(chain.from_iterable(values), dtype, int(sampled.sum()))
+        whole[sampled] = np.fromiter(chain.from_iterable(values), dtype, num_sampled)
         return Ragged(whole, lengths)
 
     return {
         "tokens": Ragged(np.fromiter(chain.from_iterable([node.tokens for node in nodes]), np.int32, total), lengths),
         "loss_mask": Ragged(loss_mask, lengths),
-        "rollout_log_probs": column((node.log_probs for node in nodes if node.sampled), 0.0, np.float32),
-        "weight_versions": column((node.versions for node in nodes if node.sampled), -1, np.int32),
+        "rollout_log_probs": column([node.log_probs for node in drawn], 0.0, np.float32),
+        "weight_versions": column([node.versions for node in drawn], -1, np.int32),
         "rewards": Ragged(np.array(rewards, np.float32), np.ones(len(paths), np.int64)),
     }
 

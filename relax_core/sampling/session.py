@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -360,29 +360,64 @@ class Branch:
         self._newest_turn, self._state = len(sample.states), ""
         sample.states.append(state)
         sample.contexts.append(self._context)
-        return self._request(room, stop or limits.stop)
-
-    def begin_as(self, other: Branch, request: PendingRequest) -> PendingRequest:
-        """Begin the first turn as `other` has begun its first turn, with `request`, and share its rendered prompt.
-
-        Both samples are new and equal but for seed, sampling and place.
-        """
-        sample, first = self.sample, other.sample
-        sample.forest, sample.roots, sample.num_tokens = list(first.forest), dict(first.roots), first.num_tokens
-        sample.states, sample.contexts = list(first.states), list(first.contexts)
-        self.used, self._leaf, self._num_rendered = True, other._leaf, other._num_rendered
-        self._newest_turn = other._newest_turn
-        self._tokens, self._media = other._tokens, other._media
-        return self._request(request.max_new_tokens, request.stop)
-
-    def _request(self, room: int, stops: tuple[str, ...]) -> PendingRequest:
-        """Return the request for a turn of at most `room` tokens."""
-        sample = self.sample
         self._turn += 1
+        seed = turn_seed(self._seed, self._turn - 1)
+        return self._request(room, stop or limits.stop, seed, sample.sampling, sample.place)
+
+    def begin_answers(self, seeds: Sequence[int], samplings: Sequence[SamplingParams]) -> list[PendingRequest]:
+        """Begin the only turn of several samples that share this branch's prompt; return a request for each seed.
+
+        The samples differ in seed, sampling parameters and place. Raises as `begin` does.
+        """
+        first = self.begin()
+        others = enumerate(zip(seeds[1:], samplings[1:], strict=True), 1)
+        return [first] + [
+            self._request(first.max_new_tokens, first.stop, turn_seed(seed, 0), sampling, place)
+            for place, (seed, sampling) in others
+        ]
+
+    def _request(
+        self, room: int, stop: tuple[str, ...], seed: int, sampling: SamplingParams, place: int
+    ) -> PendingRequest:
+        """Return the request for a turn of at most `room` tokens."""
+        family, routing = self.sample.family, sampling.routing
         return PendingRequest(
-            self._tokens, room, turn_seed(self._seed, self._turn - 1), sample.sampling, sample.family.stop_tokens, stops,
-            self._media, sample.place, watch_for(stops, sample.family.decode),
-            routed_experts=None if sample.sampling.routing is None else RoutedExperts(sample.sampling.routing),
+            self._tokens, room, seed, sampling, family.stop_tokens, stop, self._media, place,
+            watch_for(stop, family.decode), routed_experts=None if routing is None else RoutedExperts(routing),
+        )  # fmt: skip
+
+    def answer(self, request: PendingRequest, failure: Exception | None) -> Trajectory:
+        """Return the trajectory of a sample whose only turn is a request of `begin_answers`.
+
+        `failure`: the error that `generate` raised for all requests.
+        """
+        sample, family, messages = self.sample, self.sample.family, tuple(self.messages)
+        text, forest = "", list(sample.forest)
+        newest: dict[int, int] = {}
+        outcome, error = _ended(request)
+        if failure is not None:
+            outcome, error = Outcome.ENGINE_ERROR, f"{type(failure).__name__}: {failure}"
+        if outcome.judged:
+            try:
+                end = stop_end(request.tokens, request.stop, family.decode) if request.stop else None
+                if request.finish == "length" and end is None:
+                    outcome = Outcome.TRUNCATED
+                tokens = tuple(request.tokens[:end])
+                if tokens:
+                    forest.append(_completion(request, tokens, self._leaf, self._newest_turn, newest))
+                if request.routed_experts is not None:
+                    leaf = len(forest) - 1 if tokens else self._leaf
+                    _visit(forest, leaf, len(self._tokens) + len(tokens), request.routed_experts)
+                text, calls, _ = family.parse(tokens, sample.tools, request.prompt)
+                messages = (*messages, Message("assistant", text, calls))
+            except Exception as fault:
+                if isinstance(fault, RelaxError) and not isinstance(fault, ConfigError):
+                    raise
+                outcome, error = Outcome.ENVIRONMENT_ERROR, _fault(fault)
+        return Trajectory(
+            messages, text, tuple(forest), outcome, (), {"error": error} if error else {}, newest, (),
+            tuple(sample.states), (),
+            {"queue": request.queued_s, "generate": request.generate_s, "environment": 0.0},
         )  # fmt: skip
 
     def take(self, request: PendingRequest, max_new_tokens: int | None = None) -> Action:
@@ -390,21 +425,18 @@ class Branch:
         sample, family = self.sample, self.sample.family
         sample.queued_s += request.queued_s
         sample.generate_s += request.generate_s
-        if request.finish in ("error", "abort", "deadline"):
-            outcome = Outcome.ENGINE_TIMEOUT if request.finish == "deadline" else Outcome.ENGINE_ERROR
-            raise sample.end(outcome, request.error or f"generation ended with {request.finish}")
+        outcome, error = _ended(request)
+        if not outcome.judged:
+            raise sample.end(outcome, error)
         end = stop_end(request.tokens, request.stop, family.decode)
         truncated = request.finish == "length" and end is None
         if truncated and request.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
         tokens = tuple(request.tokens[:end])
         if tokens:
-            versions = tuple(map(min, request.versions[:end], request.oldest_cache))
-            for incarnation, step in request.newest(len(tokens)):
-                sample.newest[incarnation] = max(step, sample.newest.get(incarnation, step))
-            self._grow(Node(self._leaf, tokens, True, tuple(request.log_probs[:end]), versions, self._newest_turn))
+            self._grow(_completion(request, tokens, self._leaf, self._newest_turn, sample.newest))
         if request.routed_experts is not None:
-            self._visit(request.routed_experts)
+            _visit(sample.forest, self._leaf, len(self._tokens), request.routed_experts)
         text, calls, error = family.parse(tokens, self._tools, request.prompt)
         known = {tool.name for tool in self._tools} if calls else frozenset[str]()
         if wrong := [call.name for call in calls if call.name not in known]:
@@ -531,15 +563,34 @@ class Branch:
         self._tokens += node.tokens
         return self._leaf
 
-    def _visit(self, experts: RoutedExperts) -> None:
-        """Add routed experts to those nodes of this branch that lack some."""
-        forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
-        while at is not None:
-            node = forest[at]
-            stop -= len(node.tokens)
-            if (experts_and_valid := filled(node, stop, experts)) is not None:
-                forest[at] = replace(node, routed_experts=experts_and_valid[0], routed_valid=experts_and_valid[1])
-            at = node.parent
+
+def _ended(request: PendingRequest) -> tuple[Outcome, str]:
+    """Return the outcome of an ended request, and its error."""
+    if request.finish not in ("error", "abort", "deadline"):
+        return Outcome.FINISHED, ""
+    outcome = Outcome.ENGINE_TIMEOUT if request.finish == "deadline" else Outcome.ENGINE_ERROR
+    return outcome, request.error or f"generation ended with {request.finish}"
+
+
+def _completion(
+    request: PendingRequest, tokens: tuple[int, ...], parent: int | None, turn: int, newest: dict[int, int]
+) -> Node:
+    """Return the node of a request's first tokens; record in `newest` the newest step by incarnation."""
+    count = len(tokens)
+    for incarnation, step in request.newest(count):
+        newest[incarnation] = max(step, newest.get(incarnation, step))
+    log_probs, versions = tuple(request.log_probs[:count]), tuple(request.oldest_cache[:count])
+    return Node(parent, tokens, True, log_probs, versions, turn)
+
+
+def _visit(forest: list[Node], leaf: int | None, stop: int, experts: RoutedExperts) -> None:
+    """Add routed experts to the nodes up to a leaf that lack some. `stop`: number of the branch's tokens."""
+    while leaf is not None:
+        node = forest[leaf]
+        stop -= len(node.tokens)
+        if (experts_and_valid := filled(node, stop, experts)) is not None:
+            forest[leaf] = replace(node, routed_experts=experts_and_valid[0], routed_valid=experts_and_valid[1])
+        leaf = node.parent
 
 
 def state_of(observation: Observation | str | None) -> str:
@@ -628,9 +679,10 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
-def sample_seed(run_seed: int, group: int, sample: int, retry: int = 0) -> int:
-    """Return the seed of one attempt, below 2**63; `sample` is its index in the group."""
-    return _mix(_mix(_mix(_mix(0, run_seed), group), sample), retry) >> 1
+def sample_seeds(run_seed: int, group: int, samples: Iterable[int], retry: int = 0) -> list[int]:
+    """Return the seeds of attempts of a group, below 2**63; `samples` are their indices in the group."""
+    state = _mix(_mix(0, run_seed), group)
+    return [_mix(_mix(state, sample), retry) >> 1 for sample in samples]
 
 
 def turn_seed(sample_seed: int, turn: int) -> int:

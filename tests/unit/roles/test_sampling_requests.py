@@ -10,7 +10,7 @@ from typing import Any
 from relax_core.api.engine import GenerateRequest
 from relax_core.api.events import Logged
 from relax_core.sampling.evaluation import SEED_STREAM
-from relax_core.sampling.session import sample_seed
+from relax_core.sampling.session import sample_seeds
 from tests.unit.roles.simulated_run import Asked, SimulatedRun
 
 TRAINED, EVALUATED = (0.7, 0.9, 5), (0.4, 0.9, 5)
@@ -73,5 +73,6 @@ def test_a_greedy_evaluation_truncates_nothing(tmp_path: Path, asked: Asked) -> 
 
 def test_the_seeds_of_evaluation_are_not_those_of_training_for_equal_numbers() -> None:
     """A held-out task may have the number of a training group: the stream keeps their seeds apart."""
-    places = [(group, sample) for group in range(64) for sample in range(8)]
-    assert not {sample_seed(5, *at) for at in places} & {sample_seed(5 ^ SEED_STREAM, *at) for at in places}
+    trained, evaluated = ({seed for group in range(64) for seed in sample_seeds(run, group, range(8))}
+                          for run in (5, 5 ^ SEED_STREAM))  # fmt: skip
+    assert not trained & evaluated

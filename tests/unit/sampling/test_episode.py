@@ -13,7 +13,7 @@ from relax_core.api import Action, Environment, InfrastructureError, Message, Ob
 from relax_core.api.errors import PoolFailed
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
-from relax_core.sampling.session import sample_seed, turn_seed
+from relax_core.sampling.session import sample_seeds, turn_seed
 from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, completion, driven, play, texts
 
@@ -286,14 +286,14 @@ async def test_a_driving_environment_that_does_not_stop_asking_is_cut() -> None:
 
 
 def test_seeds_are_63_bit_and_differ_by_every_part() -> None:
-    names = list(product(range(3), range(20), range(8), range(3)))
-    seeds = {sample_seed(*name) for name in names}
+    groups = list(product(range(3), range(20), range(3)))
+    seeds = {seed for run, group, retry in groups for seed in sample_seeds(run, group, range(8), retry)}
     turns = {turn_seed(seed, turn) for seed in list(seeds)[:100] for turn in range(8)}
-    assert len(seeds) == len(names)
+    assert len(seeds) == 8 * len(groups)
     assert len(turns) == 800
     assert not seeds & turns
     assert all(0 <= seed < 2**63 for seed in seeds | turns)
-    assert sample_seed(1, 2, 3, 4) == sample_seed(1, 2, 3, 4)
+    assert sample_seeds(1, 2, [3, 5], 4)[:1] == sample_seeds(1, 2, [3], 4) == [1852695968745914623]
 
 
 async def test_calls_are_read_with_the_tools_and_the_tokens_that_the_turn_answers(

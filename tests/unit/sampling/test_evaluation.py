@@ -23,7 +23,7 @@ from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.sampling.evaluation import SHOWN, EvalSet, Evaluation, best_of, standard_error
 from relax_core.sampling.groups import Turns
-from relax_core.sampling.session import sample_seed
+from relax_core.sampling.session import sample_seeds
 
 RUN = SimpleNamespace(seed=3, steps=10, eval=SimpleNamespace(every=1, at_start=True))
 
@@ -191,5 +191,5 @@ async def test_evaluation_seeds_differ_by_task_and_are_equal_at_every_step() -> 
     assert {call.floor for call in first} == {1} and {call.floor for call in pool.calls} == {2}
     assert {call.sampling for call in (*first, *pool.calls)} == {SamplingParams(0.5, 0.8)}
     assert len({call.session for call in first}) == 6 and len({call.group for call in first}) == 3
-    assert not {call.seed for call in first} & {sample_seed(RUN.seed, i, n) for i in range(16) for n in range(8)}
+    assert not {call.seed for call in first} & {seed for i in range(16) for seed in sample_seeds(RUN.seed, i, range(8))}
     assert await evaluation.run(Version("actor", 0, 2)) == [], "a version is evaluated once"

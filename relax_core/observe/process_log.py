@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,14 @@ def _described(_logger: Any, _method: str, event: EventDict) -> EventDict:
     return record
 
 
-def _limited(_logger: Any, _method: str, record: EventDict) -> EventDict:
+def _limited(redactor: Redactor, _logger: Any, _method: str, record: EventDict) -> EventDict:
     """Shorten the texts of a record, and turn its fields into plain values."""
     record["message"] = shortened(record["message"])
     if "error" in record:
         record["error"] = shortened(record["error"], keep_end=True)
     if fields := record.get("fields"):
-        plain = {name: value if isinstance(value, _SCALARS) else str(value) for name, value in fields.items()}
-        record["fields"] = plain if len(encode(plain)) <= LONGEST_TEXT else {"left_out": ", ".join(fields)}
+        flat = {key: each if isinstance(each, _SCALARS) else redactor.text(str(each)) for key, each in fields.items()}
+        record["fields"] = flat if len(encode(flat)) <= LONGEST_TEXT else {"left_out": ", ".join(fields)}
     return record
 
 
@@ -188,8 +189,8 @@ def send_to_parent() -> None:
     """Send all records and warnings of this process to its parent, as marked lines of standard error."""
     logging.captureWarnings(True)
     stream = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 open to the end
-    processors = (Redactor(credentials(os.environ)), _limited, _line)
-    _for_ever.enter_context(captured(stream, processors, MARK))
+    redactor = Redactor(credentials(os.environ))
+    _for_ever.enter_context(captured(stream, (redactor, partial(_limited, redactor), _line), MARK))
 
 
 class ProcessLog:
@@ -207,8 +208,8 @@ class ProcessLog:
             return {"schema": SCHEMA, "time": timestamp(wall()), **record, **about}
 
         self._path = path
-        self.processors: tuple[Processor, ...] = (complete, redactor, _limited, redactor, _line)
-        """Processors that make a record a line; the first `redactor` comes before limits could cut a secret in two."""
+        self.processors: tuple[Processor, ...] = (complete, redactor, partial(_limited, redactor), _line)
+        """Processors that make a record a line; `redactor` comes before a limit could cut a secret in two."""
         self._file: int | None = None
         self._one_at_a_time = threading.Lock()
 

@@ -57,15 +57,13 @@ class Redactor:
             return self.text(value)
         if isinstance(value, Mapping):
             return {self.text(str(key)): self._entry(str(key), inner) for key, inner in value.items()}
-        if isinstance(value, tuple):
-            return tuple(map(self.value, value))
-        if isinstance(value, (list, set, frozenset)):
-            return [self.value(inner) for inner in value]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return (tuple if isinstance(value, tuple) else list)(map(self.value, value))
         return value
 
     def __call__(self, _logger: Any, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an event without secrets, as a processor of structlog."""
-        return {self.text(key): self._entry(key, value) for key, value in event.items()}
+        """Return a record without secrets, as a processor of structlog; the names in a record are fixed."""
+        return {name: self.value(value) for name, value in event.items()}
 
     def _entry(self, key: str, value: Any) -> Any:
         return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)

@@ -146,9 +146,8 @@ LENGTHS = (0, 9, LONGEST_TEXT - 9)
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_secret_passes_whatever_the_logger(log: ProcessLog, place: str) -> None:
-    redactor = Redactor([SECRET])
-    log = ProcessLog(log._path, redactor, ABOUT)
-    in_child = (redactor, process_log._limited, process_log._line)
+    log = ProcessLog(log._path, Redactor([SECRET]), ABOUT)
+    in_child = log.processors[1:]
     shown = ""
     for before, after, library, child in product(LENGTHS, LENGTHS, (True, False), (True, False)):
         args, fields = PLACES[place]("a" * before + SECRET + "b" * after)

@@ -33,7 +33,7 @@ if "rich" not in sys.modules and threading.active_count() == 1:
 
     del sys.modules["rich"]
 from structlog import configure, is_configured, reset_defaults
-from structlog.contextvars import bind_contextvars, bound_contextvars, get_contextvars
+from structlog.contextvars import bind_contextvars, get_contextvars
 from structlog.processors import JSONRenderer, format_exc_info
 from structlog.stdlib import BoundLogger, ExtraAdder, LoggerFactory, ProcessorFormatter, render_to_log_args_and_kwargs
 from structlog.typing import EventDict, Processor
@@ -51,10 +51,8 @@ QUIET = ("httpx",)
 """Loggers that report each request at level `info`. Only their warnings are recorded."""
 BOUND = ("role", "step", "group", "task", "sample")
 """Names of the work's fields, in the order of a record."""
-bind, bound = bind_contextvars, bound_contextvars
-"""Add fields to the records of this task from now on, or of a body and the tasks that it starts."""
-_VARIABLES = {name: token.var for name, token in copy_context().run(bind, **dict.fromkeys(BOUND)).items()}
-"""The variables in which structlog keeps the work's fields: `get_contextvars` is slow, and looks at all of them."""
+_work = copy_context().run(bind_contextvars, relax_work={})["relax_work"].var
+"""structlog's variable of the work's fields. One variable for all fields is set in a third of the time of five."""
 _SCALARS = (str, int, float)
 _for_ever = ExitStack()
 _line = JSONRenderer(lambda record, default: encode(record))
@@ -80,8 +78,24 @@ _OUTPUT_LEVELS = {
 
 
 def bound_fields() -> dict[str, Any]:
-    """Return the work's fields that are bound in this task or thread, without the further fields that plugins bind."""
-    return {name: value for name, variable in _VARIABLES.items() if isinstance(value := variable.get(), _SCALARS)}
+    """Return the work's fields that are bound in this task or thread."""
+    fields = _work.get()
+    return {} if fields is ... else dict(fields)  # structlog's default is `...`
+
+
+def bind(**fields: Any) -> None:
+    """Add fields to every record that this task makes from now on."""
+    _work.set({**bound_fields(), **fields})
+
+
+@contextmanager
+def bound(**fields: Any) -> Iterator[None]:
+    """Add fields to every record that the body and the tasks that it starts make; inner values replace outer ones."""
+    token = _work.set({**bound_fields(), **fields})
+    try:
+        yield
+    finally:
+        _work.reset(token)
 
 
 def timestamp(seconds: float) -> str:
@@ -98,10 +112,14 @@ def _passed_on(logger: Any, method: str, event: EventDict) -> tuple[tuple[Any, .
 
 def _described(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Return an event of `logging` as a record."""
-    origin, context = event["_record"], get_contextvars()
+    origin, context = (
+        event["_record"],
+        {name: value for name, value in get_contextvars().items() if name != "relax_work"},
+    )
     level = LEVELS[min(max(origin.levelno, logging.DEBUG), logging.CRITICAL) // 10 - 1]
     record = {"time": timestamp(origin.created), "level": level, "pid": os.getpid()}
-    record |= {name: context.pop(name) for name in BOUND if name in context}
+    work = bound_fields()
+    record |= {name: work[name] for name in BOUND if name in work}
     record |= {"logger": origin.name, "message": event["event"]}
     if "exception" in event:
         record["error"] = f"{event['exception']}\n"

@@ -12,7 +12,7 @@ from relax_core.api.plan import Plan
 from relax_core.testing.suite import Suite
 
 CONFIG: Mapping[str, Any] = {"model": {"path": "models/tiny"}, "data": {"train": "train.jsonl"}, "steps": 4}
-PREFLIGHT = PreflightFacts(CONFIG, Plan("colocate", (), (), {}, ()), 1 << 34)
+PREFLIGHT = PreflightFacts(CONFIG, Plan("", (), (), {}, ()), 1 << 34)
 FIRST_STEP = FirstStepFacts(CONFIG, {"reward/mean": 0.5, "reward/std": 0.5, "tokens/trained": 64.0}, {})
 
 

@@ -18,11 +18,18 @@ from tests.graph.ray_run import Start, until
 pytestmark = pytest.mark.process
 TOKEN = "0123456789abcdef"
 PAIR = """
-from relax_core.api import Proposal, ScalingPolicy
+import time
+
+from relax_core.api import Proposal, Reward, ScalingPolicy
 
 class Pair(ScalingPolicy):
     def decide(self, state, signals, now):
         return None, Proposal(2, "one engine is alone") if signals.size == 1 else None
+
+class Slow(Reward):
+    def score(self, task, trajectory):
+        time.sleep(0.1)  # else the run computes hundreds of steps that no test reads
+        return float(len(trajectory.response) % 2)
 """
 
 
@@ -41,6 +48,7 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
         "placement=hybrid", f"plugins=['{policy}']", 'autoscale={name="pair",out_cooldown_s=0}', "--run-dir", run, "--json",
         f"placement.rollout.external={{addresses=['{elsewhere}'],token='env:RELAX_TOKEN'}}", "weights.proof=behaviour",
         "algorithm=distillation", f"engines=[{{name='taught',path='{tiny / 'model'}'}}]", "teachers=[{engine='taught'}]",
+        "rewards=['slow']",
     )  # fmt: skip
     running.until_steps(1)
     assert relax_here("pause", run).code == 0  # the policy's windows last many steps

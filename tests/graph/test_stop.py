@@ -41,6 +41,7 @@ GATE = pathlib.Path(__file__).with_name("closed")
 
 class StuckReward(Reward):
     def score(self, task, trajectory):
+        time.sleep(0.1)  # else the run computes hundreds of steps that no test reads
         while GATE.exists():
             time.sleep(0.02)
         return float(len(trajectory.response) % 2)

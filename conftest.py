@@ -10,8 +10,11 @@ for the one that all tests have.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,6 +26,8 @@ from tests.forked import GROUP, Forked
 settings.register_profile("relax", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("relax")
+FOLDERS = itertools.count()
+"""Numbers of the folders of this process's tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,6 +94,13 @@ def frozen() -> None:
     context.freezes = False
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty folder. pytest's own fixture searches the folders of all earlier tests for a free number."""
+    name = re.sub(r"\W", "_", request.node.name)[:26]
+    return tmp_path_factory.mktemp(f"{name}-{next(FOLDERS)}", numbered=False)
 
 
 class Skips:

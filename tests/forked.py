@@ -140,7 +140,9 @@ def work(session: pytest.Session, connection: Connection, inherited: list[Connec
     capturing.stop_global_capturing()  # its files are the parent's
     capturing.start_global_capturing()
     capturing.suspend_global_capture()
-    config.pluginmanager.getplugin("terminalreporter")._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the end
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    config.hook.pytest_runtest_logreport._remove_plugin(reporter)  # the parent prints
+    reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the end
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = factory.getbasetemp() / f"process-{number}"
     factory._basetemp.mkdir(0o700)

@@ -40,9 +40,11 @@ class Outcome(StrEnum):
     INVALID_TASK = "invalid_task"
     """The prompt is too long, or no reward applies to the task and the environment gave none."""
 
-    @property
-    def judged(self) -> bool:
-        return self._value_ in ("finished", "truncated")  # compares strings for speed: called for every sample
+    judged: bool
+    """True if rewards judge such attempts; an attribute, since it is read several times for each sample."""
+
+    def __init__(self, value: str) -> None:
+        self.judged = value in ("finished", "truncated")
 
 
 class DropReason(StrEnum):

@@ -199,8 +199,8 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
                 f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
                 f"{pending.min_step} to {max_step}"
             )
-        if count > pending.tokens_left:
-            return f"{count} tokens for a request with {pending.tokens_left} left to sample"
+        if count > (left := pending.tokens_left):
+            return f"{count} tokens for a request with {left} left to sample"
         if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
             bad = next(token for token in tokens if not 0 <= token < vocab_size)
             return f"token {bad}, outside the vocabulary of {vocab_size}"

@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import PluginError, RelaxError
 from relax_core.observe.process_log import bind, bound
 from relax_core.registry.error_text import plugin_frames, said
-from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import describe
 
 FLUSH_S = 0.02
@@ -211,6 +210,14 @@ class IsolatedHost:
             return [number, LATE, None] if deadline.expired() else [number, *self.pack_error(item, error)]
 
 
+class Parent(Protocol):
+    """The parent as a `Connection` or an inline worker shows it."""
+
+    def notify(self, method: str, args: Sequence[Any]) -> None: ...
+
+    async def call(self, method: str, args: Sequence[Any]) -> Any: ...
+
+
 class ParentChannel:
     """Calls from an isolated process to the handlers of its parent, over the connection on which the parent calls.
 
@@ -219,7 +226,7 @@ class ParentChannel:
     - A call ends with its answer or the parent's error, unless the process ends.
     """
 
-    connection: Connection
+    connection: Parent
     """The connection to the parent. The process sets it before the first call."""
     waiting = 0
     """Number of calls without an answer."""

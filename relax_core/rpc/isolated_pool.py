@@ -20,7 +20,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import (
@@ -40,7 +40,6 @@ from relax_core.registry.shapes import WrongShape, checked, shown
 from relax_core.rpc.connection import Call
 from relax_core.rpc.host import Failure, raised
 from relax_core.rpc.isolated_host import DONE, FAILED, HEARTBEAT_S, LATE, Results, who
-from relax_core.rpc.remote_worker import RemoteWorker
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -80,12 +79,19 @@ def no_handlers(opened: Any) -> Mapping[str, Handler]:
     return {}
 
 
+class ServedWorker(Worker, Protocol):
+    """A worker that can call its parent."""
+
+    def serve(self, call: Call) -> None:
+        """Answer the worker's calls with `call(method, args)` from now on. They begin in the order in which they were made."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessStarter:
     """A role's way to start processes for authors' code."""
 
     workers: Workers
-    """The starter of child processes on the role's machine."""
+    """The starter of child processes on the role's machine, which are `ServedWorker`s."""
     replaced: Replaced = no_report
 
     async def start(self, spec: WorkerSpec) -> Worker:
@@ -95,15 +101,15 @@ class ProcessStarter:
 
 def untrusted(
     component: Chosen, target: str, *, memory_mb: int = 0, env: Mapping[str, str] | None = None,
-    inherit_env: Sequence[str] = (), writable: Sequence[str] = (), name: str = "",
+    inherit_env: Sequence[str] = (), writable: Sequence[str] = (),
 ) -> WorkerSpec:  # fmt: skip
-    """Describe a process that runs an author's component in a host class, `target`.
+    """Describe the processes of a pool that run an author's component in a host class, `target`.
 
-    `inherit_env`: variables that the process inherits besides `INHERITED_ENV`. `writable`: folders that the process may
+    `inherit_env`: variables that a process inherits besides `INHERITED_ENV`. `writable`: folders that a process may
     write to besides its scratch folder and temporary folders.
     """
     return WorkerSpec(
-        name, component, target=target, memory_mb=memory_mb, env=dict(env or {}),
+        "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
         inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
         preload=(target.partition(":")[0],),
     )  # fmt: skip
@@ -423,7 +429,7 @@ class IsolatedProcess:
                 if concurrent and self.width == 1:
                     self.width, self.places = SIDE_BY_SIDE, asyncio.Semaphore(SIDE_BY_SIDE)
                 if handlers:
-                    cast(RemoteWorker, worker).serve(_answering(handlers))
+                    cast(ServedWorker, worker).serve(_answering(handlers))
                 self.worker, self.users = worker, set()
                 if self._lost is not None:
                     (why, lost_at), self._lost = self._lost, None
@@ -553,10 +559,19 @@ class IsolatedSession:
 def _answering(handlers: Mapping[str, Handler]) -> Call:
     """Return a function that answers the calls of a process with its handlers."""
 
-    async def answer(method: str, args: Sequence[Any]) -> Any:
+    async def work(method: str, args: Sequence[Any]) -> Any:
         if method not in handlers:
             raise ConfigError("call to the parent", repr(method), f"call one of {', '.join(handlers)}")
-        answered = handlers[method](*args)
-        return await answered if inspect.isawaitable(answered) else answered
+        answer = handlers[method](*args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def answer(method: str, args: Sequence[Any]) -> Any:
+        working = asyncio.ensure_future(work(method, args))  # a task of its own, which the run may cancel
+        try:
+            return await working
+        except asyncio.CancelledError:
+            if getattr(asyncio.current_task(), "cancelling", int)():
+                raise
+            raise InfrastructureError(f"{method} was cancelled by the run") from None
 
     return answer

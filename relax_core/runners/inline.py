@@ -22,7 +22,9 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
+from relax_core.rpc.connection import Call
 from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
+from relax_core.rpc.isolated_host import IsolatedHost
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.runner import LocalRunner
 
@@ -107,6 +109,11 @@ class InlineWorker:
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self.name, self.pid, self.host, self.alive = spec.name, os.getpid(), "127.0.0.1", True
         self._host = host
+        self._parent: InlineParent | None = None
+
+    def serve(self, call: Call) -> None:
+        if isinstance(self._host.instance, IsolatedHost):
+            self._host.instance.parent.connection = self._parent = InlineParent(call)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:
@@ -130,8 +137,47 @@ class InlineWorker:
 
     async def kill(self) -> None:
         self.alive = False
+        if self._parent is not None:
+            await self._parent.close()
         with contextlib.suppress(Exception):  # a component that has stopped already may raise any error
             await self.stop()
+
+
+class InlineParent:
+    """The calls of a hosted component to its parent in the same process; each runs in a task, so they begin in order."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._answers: set[asyncio.Task[Any]] = set()
+
+    def notify(self, method: str, args: Sequence[Any]) -> None:
+        self._begin(method, args)
+
+    async def call(self, method: str, args: Sequence[Any]) -> Any:
+        return await asyncio.shield(self._begin(method, args))
+
+    async def close(self) -> None:
+        """Cancel the calls that are in progress."""
+        for answer in (answers := tuple(self._answers)):
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    def _begin(self, method: str, args: Sequence[Any]) -> asyncio.Task[Any]:
+        answer = asyncio.ensure_future(self._answer(method, _travelled(tuple(args))))
+        self._answers.add(answer)
+        answer.add_done_callback(self._ended)
+        return answer
+
+    async def _answer(self, method: str, args: Sequence[Any]) -> Any:
+        try:
+            return _travelled(await self._call(method, args))
+        except Exception as error:
+            raise raised(describe(error), "parent") from error
+
+    def _ended(self, answer: asyncio.Task[Any]) -> None:
+        self._answers.discard(answer)
+        if not answer.cancelled():
+            answer.exception()  # marks the error as seen, since no caller may wait
 
 
 class InlineWorkers:

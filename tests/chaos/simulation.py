@@ -251,7 +251,7 @@ class FailingWorker:
     @property
     def instance(self) -> Any:
         """The component that it hosts."""
-        return self._host._instance
+        return self._host.instance
 
     async def free_port(self, address: str) -> int:
         return 1
@@ -376,7 +376,7 @@ class FailingWorkers:
         made = []
         for spec in specs:
             host = Host.make(spec.component, spec.target, self._catalogue)
-            host._instance._witness = self._witness
+            host.instance._witness = self._witness
             made.append(FailingWorker(spec, host, self._faults))
         for worker in made:
             if (former := self.alive.get(worker.name)) is not None and not former.dead:

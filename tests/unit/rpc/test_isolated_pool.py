@@ -14,6 +14,7 @@ import pytest
 
 from relax_core.api import Chosen
 from relax_core.observe.process_log import bound, bound_fields
+from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.connection import CALL
 from relax_core.rpc.isolated_host import IsolatedHost
 from relax_core.rpc.isolated_pool import (
@@ -24,6 +25,7 @@ from relax_core.rpc.isolated_pool import (
     ProcessStarter,
     untrusted,
 )
+from relax_core.runners.inline import InlineWorkers
 from relax_core.runners.local.workers import LocalWorkers
 from tests.passing import an_hour_passes
 from tests.processes import gone, kept_worker
@@ -173,6 +175,20 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
     assert [word for _, word in told] == ["x", "y"]
 
 
+async def test_a_host_in_this_process_calls_the_parent_in_order_too() -> None:
+    told: list[str] = []
+    handlers = {"ask": lambda number: [number, len(told)], "tell": lambda number, word: told.append(word)}
+    workers, spec = InlineWorkers(Catalogue.load([])), untrusted(COMPONENT, f"{__name__}:Words")
+    settings = PoolSettings(timeout_s=60.0, opened=lambda opened: handlers)
+    made = IsolatedPool(["words-0"], spec, ProcessStarter(workers), settings)
+    await made.start()
+    async with made.session() as session:
+        assert await session.call("told", "x") == (session.number, 1)
+        with pytest.raises(TypeError, match="can't travel"):
+            workers._started[0]._host.instance.parent.notify("tell", 1, object())
+    await made.stop()
+
+
 class Untold(Exception):
     def __str__(self) -> str:
         raise RuntimeError("can't be described")
@@ -186,15 +202,19 @@ async def test_an_answer_of_the_parent_that_fails_on_its_way_is_an_error_and_no_
             return object()
         if item == "cancelled":
             raise asyncio.CancelledError
+        if item == "ended" and (task := asyncio.current_task()) is not None:
+            task.cancel()
+            await asyncio.sleep(0)
         if item == "untold":
             raise Untold
         return item
 
     async with pool("AskingWords", opened=lambda opened: {"ask": ask}) as made:
         async with asyncio.timeout(60):
-            *failed, well = await answers(made, "odd", "cancelled", "untold", "well")
+            *failed, well = await answers(made, "odd", "cancelled", "untold", "ended", "well")
     assert all(isinstance(error, Exception) for error in failed) and well == "well"
     assert "can't travel" in str(failed[0]) and "cancelled" in str(failed[1]) and "Untold" in str(failed[2])
+    assert "was cancelled by the run" in str(failed[3])
 
 
 async def test_a_process_that_sends_a_call_of_another_shape_is_killed_without_a_waiting_call() -> None:

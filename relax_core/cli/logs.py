@@ -85,7 +85,7 @@ def _from_address(client: ControlClient, query: Mapping[str, Any], said: list[st
     try:
         for line in client.lines("/logs", {name: value for name, value in query.items() if value not in (None, "")}):
             if (record := parsed_record(line)) is not None:
-                time = record["time"]
+                time = str(record["time"])
                 yield record
             elif (document := loads(line)).get("schema") == REMARKS:
                 said += map(str, document["remarks"])

@@ -191,9 +191,9 @@ class MediaPipeline:
             self._budget.release_below(group)
             self._evict()
 
-    async def examine(self, media: Media) -> dict[str, Any]:
+    async def examine(self, media: Media) -> dict[str, object]:
         """Decode and process a medium without storing it; return facts about it for display. Raises MediaRefused."""
-        facts: dict[str, Any] = await self._processor(media).ask("examine", media)
+        facts: dict[str, object] = await self._processor(media).ask("examine", media)
         return facts
 
     # -- one medium ---------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class EngineSpeed:
     def failed(self) -> int:
         return sum(one.failed for one in self.rounds)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the measurements as plain data for JSON."""
         if self.refused:
             return {"setting": self.setting, "refused": self.refused}

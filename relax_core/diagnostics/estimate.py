@@ -79,27 +79,25 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
             needs = process_needs(stage.config, planned.catalogue, stage.plan, longest)
             rate = measured_rate(max((need.group.threads for need in needs), default=1), dtype=stage.config.model.dtype)
             budgets = memory_budgets(needs, free_memory(), device_memory())
-            durations = _durations(needs, rate, stage.config.batch.passes)
+            durations = []
+            for need in needs:
+                passes = {"train": stage.config.batch.passes}
+                work = [
+                    {phase: flops * passes.get(phase, 1) for phase, flops in process.flops.items()}
+                    for process in need.processes
+                ]
+                busiest: Mapping[str, float] = max(work, key=lambda flops: sum(flops.values()), default={})
+                durations += [
+                    Duration(need.group.name, phase, flops, flops / rate if rate else 0.0)
+                    for phase, flops in busiest.items()
+                ]
             check = stage.config.placement.check_memory
             notices = (*planned.composed.notices, *((MEDIA_NOTE,) if stage.config.media else ()))
             notices += preflight(stage.config, planned.catalogue, stage.plan)
             estimates.append(
-                RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check, notices)
+                RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, tuple(durations), check, notices)
             )
     return estimates
-
-
-def _durations(needs: Sequence[ProcessNeed], rate: float, passes: int) -> tuple[Duration, ...]:
-    """Return the durations of all phases; a step trains its rows in `passes`."""
-    found = []
-    for need in needs:
-        work = [
-            {phase: of * (passes if phase == "train" else 1) for phase, of in one.flops.items()}
-            for one in need.processes
-        ]
-        busiest: Mapping[str, float] = max(work, key=lambda flops: sum(flops.values()), default={})
-        found += [Duration(need.group.name, phase, of, of / rate if rate else 0.0) for phase, of in busiest.items()]
-    return tuple(found)
 
 
 def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter, dtype: str = "float32") -> float:

@@ -107,7 +107,7 @@ class ComparedLayout:
     """The reason of the refusal, the same for layouts that fail alike."""
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return configuration keys and their values."""
         options = {f"trainer.{name}": value for name, value in self.layout.options.items()}
         return {**options, "batch.tokens_per_micro_batch": self.layout.tokens_per_micro_batch}
@@ -137,7 +137,7 @@ class LayoutComparison:
             seen.setdefault(tuple(sorted(one.layout.options.items())), one)
         return list(seen.values())
 
-    def changes(self, one: ComparedLayout) -> dict[str, Any]:
+    def changes(self, one: ComparedLayout) -> dict[str, object]:
         """Return the settings of a layout, with the numbers of ranks, that differ from the configured ones."""
         every = {**self.ranks, **one.settings}
         return {key: value for key, value in every.items() if self.configured.get(key) != value}

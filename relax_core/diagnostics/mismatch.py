@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -167,7 +167,7 @@ class Differences:
             tuple(_means_by_position(size, places)),
         )  # fmt: skip
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the differences as plain data for JSON."""
         positions = [{"before": end, "mean": mean} for end, mean in self.positions]
         return {**asdict(self), "positions": positions}

@@ -114,11 +114,16 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
         again = _steps(copy)
         if step not in again:
             raise RelaxError(f"the replay ended before step {step}; keep its files with --out to see why")
-        changed, count = _compare_samples(source, copy, step)
+        first, second = (
+            {f"{sample['group_id']}/{sample['sample_index']}": [sample.get(key) for key in SAMPLE_KEYS]
+             for sample in directory.samples(step) if "group_id" in sample}
+            for directory in (source, copy)
+        )  # fmt: skip
+        changed = tuple(sorted(name for name in {*first, *second} if first.get(name) != second.get(name)))
         keys = sorted(key for key in {*recorded[step], *again[step]} if key.startswith(COMPARED))
         return Replay(
             source.name, step, start, deterministic, tuple(overrides),
-            tuple(ComparedMetric(key, recorded[step].get(key), again[step].get(key)) for key in keys), count, changed,
+            tuple(ComparedMetric(key, recorded[step].get(key), again[step].get(key)) for key in keys), len(first), changed,
             _equal_weights(source.path, folder, step), None if out is None else folder,
         )  # fmt: skip
 
@@ -166,16 +171,6 @@ def _steps(directory: RunDirectory) -> dict[int, dict[str, float]]:
         if isinstance(record.get("step"), int):
             steps.setdefault(record["step"], {}).update(record)
     return {step: record for step, record in steps.items() if "tokens/trained" in record}
-
-
-def _compare_samples(source: RunDirectory, copy: RunDirectory, step: int) -> tuple[tuple[str, ...], int]:
-    """Return the samples of a step that differ, and the number of recorded samples."""
-    first, second = (
-        {f"{sample['group_id']}/{sample['sample_index']}": [sample.get(key) for key in SAMPLE_KEYS]
-         for sample in directory.samples(step) if "group_id" in sample}
-        for directory in (source, copy)
-    )  # fmt: skip
-    return tuple(sorted(key for key in {*first, *second} if first.get(key) != second.get(key))), len(first)
 
 
 def _equal_weights(source: Path, folder: Path, step: int) -> bool | None:

@@ -109,7 +109,7 @@ async def try_tasks(
                 await worker.close()
 
 
-def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
+def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, object]]:
     """Return a sample's nodes as JSON data: parent node, text, number of tokens and of trained tokens, named context."""
     trained, contexts = _trained(trajectory), trajectory.contexts
     return [
@@ -120,16 +120,16 @@ def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def played_facts(trajectory: Trajectory, family: ModelFamily) -> dict[str, Any]:
+def played_facts(trajectory: Trajectory, family: ModelFamily) -> dict[str, object]:
     """Return a sample's `info`, and its `nodes` if it has several branches; fields without content are left out."""
-    facts: dict[str, Any] = {"info": dict(trajectory.info)} if trajectory.info else {}
+    facts: dict[str, object] = {"info": dict(trajectory.info)} if trajectory.info else {}
     forest = trajectory.forest
     if len(forest) > 1 + len({node.parent for node in forest} - {None}):  # several nodes without a successor
         facts["nodes"] = nodes(trajectory, family)
     return facts
 
 
-def shown_tokens(trajectory: Trajectory, family: ModelFamily) -> dict[str, Any]:
+def shown_tokens(trajectory: Trajectory, family: ModelFamily) -> dict[str, object]:
     """Return a sample's first prompt as it was rendered, and the text of each trained turn, with special tokens."""
     trained, forest = _trained(trajectory), trajectory.forest
     return {
@@ -153,7 +153,7 @@ def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
     return [*overrides, "environment.name=agent", f"environment.command={json.dumps(program)}", "environment.function="]
 
 
-def shown_golds(golds: Mapping[str, GoldResult]) -> dict[str, dict[str, Any]]:
+def shown_golds(golds: Mapping[str, GoldResult]) -> dict[str, dict[str, object]]:
     """Return a task's gold answer as JSON data, by reward: as it was read, and what its own responses score."""
     return {
         name: {"read": gold.read, "scores": dict(zip(gold.responses, gold.scores, strict=True)), "fault": gold.fault}

@@ -45,7 +45,7 @@ class EvalResult:
         write_text(self.directory / SAMPLES, "".join(redactor.known(line) for line in lines))
         write_document(self.directory / FILE, SCHEMA, self.document())
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         return {"target": self.target, "step": self.step, "seed": self.seed, "sets": self.sets}
 
 

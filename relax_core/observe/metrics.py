@@ -314,7 +314,7 @@ class EventCounts(Counter[str]):
         """Return the counts of a group of metrics, such as `restarts`, by the rest of their keys."""
         return {key.removeprefix(f"{group}/"): self[key] for key in self if key.startswith(f"{group}/")}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the fields of `summary.json` that come from counts."""
         return {
             "weight_publishes": self["weights/publishes"],
@@ -385,7 +385,7 @@ class Totals:
         self._evaluated(event.set_name, event.step, metrics, event.measure)
         return metrics
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the fields of `summary.json` that come from totals."""
         eval_first, eval_last = next(iter(self.evals.values()), (None, None))
         dropped = [key for key in self.latest if key.startswith(_DROPPED)]

@@ -235,8 +235,6 @@ class Recorder:
         # Count also the tokens that were sampled for a step that is not trained yet.
         reports = chain.from_iterable(self._measured.values())
         waiting = sum(report.metrics.get("tokens/generated", 0.0) for report in reports)
-        totals = self._totals.summary()
-        totals["tokens_generated"] += int(waiting)
         tokens = self._totals.tokens_generated + waiting - self._tokens_before
         return {
             "run_id": self.run_dir.name,
@@ -244,7 +242,8 @@ class Recorder:
             "wall_seconds": self._elapsed(),
             "startup_seconds": ready - self._opened,
             "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
-            **totals,
+            **self._totals.summary(),
+            "tokens_generated": int(self._totals.tokens_generated) + int(waiting),
             **self._counts.summary(),
             "callback_failures": self._callback_failures(),
         }

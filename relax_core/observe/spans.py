@@ -367,11 +367,11 @@ class Trace:
             if values:
                 self._add("C", name, "run", "steps", end, args=dict(values))
 
-    def document(self) -> Mapping[str, Any]:
+    def document(self) -> Mapping[str, object]:
         events = sorted((self._numbered(event) for event in self._events), key=lambda event: event["ts"])
         return {"displayTimeUnit": "ms", "traceEvents": [*self._names(), *events]}
 
-    def _names(self) -> list[dict[str, Any]]:
+    def _names(self) -> list[dict[str, object]]:
         used = {process for process, _ in self._tracks}
         processes = [
             {"name": name, "ph": "M", "pid": at, "args": {key: value}}

@@ -17,7 +17,7 @@ _HEARTBEAT = {field.name for field in fields(Heartbeat)} - {"waits", "spans", "s
 
 def status_document(
     heartbeats: Sequence[Heartbeat], now: float, wall: float, facts: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the content of `status.json`: heartbeats, and facts of the run (state, step, steps, run_id).
 
     `now` (the clock of the heartbeats) and `written_at` (wall clock) are read together, so readers can compute ages
@@ -48,7 +48,7 @@ def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
     return tuple(found)
 
 
-def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:
+def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[object, ...]:
     """Return the visible part of the heartbeats; the recorder writes a new status when this key changes."""
     in_order = sorted(heartbeats, key=lambda each: each.role)
     return tuple((each.role, each.state, each.doing, each.waits, each.registration) for each in in_order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -150,7 +150,7 @@ class _LentBoxes:
         self._open: dict[int, asyncio.Future[_RemoteBox]] = {}
         self._over: dict[int, asyncio.Event] = {}
 
-    def handlers(self) -> dict[str, Callable[..., Awaitable[Any] | Any]]:
+    def handlers(self) -> dict[str, Handler]:
         return {HOLD: self._hold, CALL: self._do, CLOSE: self._close}
 
     async def _hold(self, number: int, limits: SandboxLimits | None, sample: int) -> None:

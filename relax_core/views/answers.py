@@ -15,7 +15,7 @@ from relax_core.views.run import RunView, health, listed, readable_documents
 from relax_core.views.why import failures_say, first_step_faults, mismatch_warning, slow_rank_warning, why
 
 
-def status_answer(view: RunView, wall: float) -> dict[str, Any]:
+def status_answer(view: RunView, wall: float) -> dict[str, object]:
     """Return a run's progress, reward and roles; `doing` and `remarks` are for people."""
     with readable_documents(view):
         line, state, written = listed(view, wall), health(view, wall), view.status()
@@ -35,7 +35,7 @@ def status_answer(view: RunView, wall: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def why_answer(view: RunView, wall: float) -> dict[str, Any]:
+def why_answer(view: RunView, wall: float) -> dict[str, object]:
     """Return what a run waits for; `lines` are for people."""
     with readable_documents(view):
         answer = why(view.status(), health(view, wall), wall, view.events())
@@ -103,7 +103,7 @@ def try_draining(
     return [try_scaling(pools, replace(request, pool=name), wall) for name in free or there]
 
 
-def scale_plan(name: str, planned: Iterable[tuple[ScalingOperation, Iterable[Action]]]) -> dict[str, Any]:
+def scale_plan(name: str, planned: Iterable[tuple[ScalingOperation, Iterable[Action]]]) -> dict[str, object]:
     """Return what `relax scale --dry-run` prints with `--json`; `planned`: the operation and the actions of each pool."""
     found = [(asdict(operation), list(actions)) for operation, actions in planned]
     steps = [{"action": type(one).__name__.lower(), "engine": one.engine} for _, actions in found for one in actions]

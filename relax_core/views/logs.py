@@ -86,7 +86,7 @@ class RunLogs:
         self._path = path
         self._files: dict[Path, _File] = {}
 
-    def added(self) -> Iterator[dict[str, Any]]:
+    def added(self) -> Iterator[dict[str, object]]:
         """Yield the added records; the first call yields all."""
         for pattern in (EVENTS, "logs/*.jsonl", "stages/*/logs/*.jsonl"):
             for path in sorted(self._path.glob(pattern)):
@@ -116,7 +116,7 @@ class _File:
         self._path, self._read = path, 0
         self._bad, self._unfinished, self._error = 0, 0, ""
 
-    def added(self) -> Iterator[dict[str, Any]]:
+    def added(self) -> Iterator[dict[str, object]]:
         size = BLOCK_BYTES
         while True:
             try:
@@ -146,7 +146,7 @@ class _File:
         return [*found, "its last line is cut off and left out"] if self._unfinished and over else found
 
 
-def parsed_record(line: bytes) -> dict[str, Any] | None:
+def parsed_record(line: bytes) -> dict[str, object] | None:
     """Return the record of a line that has all fields of a record, else None."""
     try:
         found: dict[str, Any] = json.loads(line)
@@ -178,7 +178,7 @@ def readable_record(record: Mapping[str, Any]) -> str:
 
 def follow(
     view: RunView, logs: RunLogs, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.time
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the records of a run as they are written, until the run has ended or is lost."""
     for records, over in looks(view, logs, now):
         yield from records
@@ -188,7 +188,7 @@ def follow(
 
 def looks(
     view: RunView, logs: RunLogs, now: Callable[[], float] = time.time
-) -> Iterator[tuple[Iterator[dict[str, Any]], bool]]:
+) -> Iterator[tuple[Iterator[dict[str, object]], bool]]:
     """Yield the records that each look at the run's files finds, and True at the last look.
 
     The last look comes when the run has ended or is lost. The caller waits between two looks.
@@ -209,7 +209,7 @@ def is_over(state: RunHealth) -> bool:
     return state.ended or state.state == "lost"
 
 
-def chosen(records: Iterable[dict[str, Any]], wanted: LogFilter, sources: set[str]) -> Iterator[dict[str, Any]]:
+def chosen(records: Iterable[dict[str, object]], wanted: LogFilter, sources: set[str]) -> Iterator[dict[str, object]]:
     """Yield the wanted records; add the roles and processes of all records to `sources`."""
     for record in records:
         sources |= {source_of(record), str(record.get("process") or source_of(record))}

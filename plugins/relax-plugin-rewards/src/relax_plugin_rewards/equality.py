@@ -184,7 +184,7 @@ def _sides(value: Value) -> list[Any] | None:
 
 
 def _range(value: Value) -> tuple[Any, _Range] | None:
-    """Return (letter, numbers that solve) of linear inequalities in one letter (`1 < 2x < 4`); None for another value."""
+    """Return (letter, numbers that solve) of linear inequalities in one letter, such as `1 < 2x < 4`, else None."""
     import sympy
 
     sides = _sides(value)

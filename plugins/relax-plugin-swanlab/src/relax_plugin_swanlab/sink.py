@@ -38,7 +38,7 @@ class SwanLabOptions(Options):
 
 
 class SwanLab(Sink[SwanLabOptions]):
-    """A sink that logs to one run of SwanLab; a rollback begins a new run, and a resume continues in the newest run."""
+    """A sink that logs to a run of SwanLab, and to a new run after each rollback; a resumed run continues in the newest."""
 
     def __init__(self, options: SwanLabOptions | None = None) -> None:
         super().__init__(options)

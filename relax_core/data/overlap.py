@@ -21,8 +21,7 @@ from relax_core.api.task import Message, Task
 from relax_core.rpc.messages import encode
 
 LONG, SHORT = 13, 8
-"""Number of words of a passage, and fewest words of a prompt that is searched. A prompt with fewer than `LONG` words
-is one passage."""
+"""Words of a passage, and fewest words of a searched prompt. A prompt with fewer than `LONG` words is one passage."""
 MOST_PASSAGES = 256
 """Most passages of one evaluation prompt that are searched in training rows; those of a longer prompt are evenly spread."""
 PHRASE_ROWS, PHRASE_SHARE = 10, 0.01

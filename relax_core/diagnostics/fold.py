@@ -22,6 +22,7 @@ from relax_core.tensor_files.whole_folder import new_folder
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WITHOUT = (
@@ -109,9 +110,9 @@ def _settings(adapter: Path) -> tuple[int, float]:
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _pairs(adapter: Path, file: safetensors_file.TensorFile) -> dict[str, dict[str, Any]]:
+def _pairs(adapter: Path, file: safetensors_file.TensorFile) -> dict[str, dict[str, Tensor]]:
     """Return matrices A and B in float32 by the name of the weight that they change."""
-    pairs: dict[str, dict[str, Any]] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
     for name, array in file.tensors.items():
         found = ADAPTER_NAME.fullmatch(name)
         if found is None or file.dtypes[name] not in FLOATS:

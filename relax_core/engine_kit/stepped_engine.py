@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
 
 from relax_core.api.component import OptionsT
 from relax_core.api.engine import Delta, EngineSpec, FinishReason, GenerateRequest
@@ -253,14 +253,14 @@ class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
     scoring_samples = True
 
     @abstractmethod
-    def prepare(self) -> Mapping[str, Any]:
+    def prepare(self) -> Mapping[str, object]:
         """Prepare the process before heavy imports; return facts. Raises ConfigError if the engine cannot run."""
 
     @abstractmethod
     def make(self, spec: EngineSpec) -> Stepper:
         """Import the library and load its model; called on the stepper's thread."""
 
-    async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
+    async def start(self, spec: EngineSpec) -> Mapping[str, object]:
         began = time.monotonic()
         facts = self.prepare()
         self._spec, path = spec, str(spec.model["path"])

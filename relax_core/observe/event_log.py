@@ -55,7 +55,7 @@ class EventLog:
         self._broken = False
         self._one_at_a_time = threading.Lock()
 
-    def write(self, event: Event) -> dict[str, Any] | None:
+    def write(self, event: Event) -> dict[str, object] | None:
         """Write an event to the file, and to stderr if it is a warning or an error; return its record, if any."""
         if isinstance(event, UNWRITTEN):
             return None

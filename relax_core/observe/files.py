@@ -37,7 +37,7 @@ def encode(value: Any) -> str:
         return _ENCODER.encode(plain(value))
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> object:
     """Convert a value to the types of JSON, as `encode` does."""
     if value is None or isinstance(value, (str, bool, int)):
         return value

@@ -172,7 +172,7 @@ class _LentBoxes:
             elif not opened.cancelled():
                 opened.exception()  # marks the error as seen, since no call may follow
 
-    async def _do(self, number: int, method: str, *args: Any) -> Any:
+    async def _do(self, number: int, method: str, *args: Any) -> object:
         """Answer a call to a box; `open` returns the path of a Python interpreter in the box."""
         if number not in self._open:
             raise InfrastructureError("sandbox: the box is closed")

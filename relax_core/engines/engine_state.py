@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import index
@@ -159,9 +159,10 @@ class PrefixAffinity:
             epochs[engine.name] = engine.cache_epoch
             _set_newest(self._groups, pending.group, epochs)
 
-    def forget(self, session: Hashable) -> None:
-        """Drop the record of a session that has ended."""
-        self._sessions.pop(session, None)
+    def forget(self, sessions: Collection[Hashable]) -> None:
+        """Drop the records of sessions that have ended."""
+        for session in sessions if self._sessions else ():
+            self._sessions.pop(session, None)
 
 
 def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -172,7 +172,7 @@ class EnginePool:
         """Return the number of samples that may begin now (`Router.room`); 0 while calls wait for admission."""
         return self._router.room(expected_tokens) if self._admission.admits(1) else 0
 
-    def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
+    def forget_sessions(self, sessions: Collection[Hashable]) -> None:
         """Stop counting the caches of samples that have ended."""
         self._router.forget_sessions(sessions)
 

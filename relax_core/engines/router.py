@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -178,11 +178,11 @@ class Router:
         self.engines[name].kv.capacity = (reported if limit is None else limit) if counted else 0
         self._counts_kv = any(engine.kv.capacity for engine in self.engines.values())
 
-    def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
+    def forget_sessions(self, sessions: Collection[Hashable]) -> None:
         """Drop cache records of samples that take no more turns."""
-        for session in sessions:
-            self._affinity.forget(session)
-            for engine in self.engines.values():
+        self._affinity.forget(sessions)
+        for engine in self.engines.values():
+            for session in sessions if engine.kv.idle else ():
                 engine.kv.forget(session)
 
     def submit(self, submitted: Sequence[PendingRequest], now: float) -> list[Action]:

@@ -204,7 +204,7 @@ class RewardScorer:
                 result = result.value
             value += weight * result
             parts[reward.name] = result
-        if not abs(value) <= LARGEST_REWARD or not all(abs(step) <= LARGEST_REWARD for step in steps):
+        if not abs(value) <= LARGEST_REWARD or (steps and not all(abs(step) <= LARGEST_REWARD for step in steps)):
             largest = max((value, *steps), key=abs)
             error = f"the weighted sum of {parts} is {largest}; want at most 1e9 for a sample and each turn: lower the weights"
             return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, error)

@@ -209,11 +209,11 @@ def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> d
         record["rewards"] = dict(scored.parts)
     if scored.error:
         record["error"] = scored.error
-    asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else prompt
-    shown_first = trajectory.messages[: len(asked)]
-    if len(trajectory.messages) > 2 or not (
-        shown_first == asked or [(one.role, one.text) for one in shown_first] == [(one.role, one.text) for one in asked]
-    ):
+    shared = bool(prompt) and trajectory.messages[: len(prompt)] == prompt
+    if not shared:
+        asked = [("user", task.prompt)] if isinstance(task.prompt, str) else [(one.role, one.text) for one in prompt]
+        shared = [(one.role, one.text) for one in trajectory.messages[: len(asked)]] == asked
+    if len(trajectory.messages) > 2 or not shared:
         record["messages"] = _messages(trajectory.messages, keys)
     return record
 
@@ -237,7 +237,8 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
         if one.rejected_by:
             filtered[f"samples/filtered/{one.rejected_by}"] += len(one.scores)
     discarded = Counter[str]()
-    for node in chain.from_iterable(trajectory.forest for trajectory in trajectories):
+    sampled = [node for trajectory in trajectories for node in trajectory.forest if node.sampled]
+    for node in sampled:
         if node.discarded:
             discarded[f"tokens/discarded/{node.discarded}"] += len(node.tokens)
     spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
@@ -247,7 +248,7 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
         **filtered,
         **discarded,
         "samples/scored": float(len(trajectories)),
-        "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
+        "tokens/generated": float(sum([len(node.tokens) for node in sampled])),
         "time/rollout_s": sum(one.seconds for one in groups) / max(1, len(groups)),
         **{
             f"time/sample/{part}_{name}": value

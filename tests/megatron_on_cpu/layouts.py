@@ -17,7 +17,7 @@ from relax_core.testing.trainer_fixture import VOCAB
 from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
 from tests.trainers import ALGORITHM, train
 
-STEPS, SAVED = 20, 10
+STEPS, SAVED = 10, 5
 OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, betas=(0.8, 0.98), weight_decay=0.1)
 COLUMNS = ("log_probs", "entropy")
 

@@ -37,6 +37,8 @@ _fields: dict[type, tuple[str, ...]] = {}
 """For each registered type that is not in `_packed`: the attributes that are sent and passed to its constructor."""
 _packed: set[type] = set()
 """Registered types with `pack` and `unpack`."""
+_STAYING = frozenset({"Check", "Component", "Kind", "RunOpened", "Table"})
+"""Types of the API that hold classes or functions of their process, and are not registered."""
 T = TypeVar("T", bound=type)
 
 
@@ -295,7 +297,8 @@ def _register_all() -> None:
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():
-            if isinstance(value, type) and value.__module__ == module.__name__ and _travels(value):
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and value.__name__ not in _STAYING and _travels(value):
                 register(value)
     register(importlib.import_module("relax_core.api.algorithm").Source)  # the rest of that module holds tensors
 

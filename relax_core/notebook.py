@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Event
@@ -25,17 +26,18 @@ from relax_core.observe.console import INTERRUPTS, Interrupts
 from relax_core.observe.eval_result import EvalResult, is_result, read_result
 from relax_core.observe.files import disk_errors
 from relax_core.observe.run_directory import runs_root
+from relax_core.registry.commands import Commands
 from relax_core.rewards.host import pack
-from relax_core.views.bundle import write_bundle
 from relax_core.views.compare import SetComparison, compare_results
 from relax_core.views.display import LiveDisplay
-from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run
 
 T = TypeVar("T")
 Reward = str | Mapping[str, Any] | Callable[..., Any]
 Tasks = str | Path | Iterable[Mapping[str, Any]] | Any
 """A task file or dataset folder, rows, or an object that has `to_parquet`, such as a `datasets.Dataset` or a data frame."""
+PYTHON = "relax.python"
+"""Group of the entry points with which a plugin offers the work of its command to Python, by the command's name."""
 TASKS = "tasks"
 """Folder under the runs folder for tasks passed from Python; a file is named after its content."""
 
@@ -67,7 +69,6 @@ def train(
         prepared.catalogue.observe(f"observer {number} ({getattr(observer, '__name__', 'callable')})", observer)
     display = LiveDisplay(prepared.launch.run_id, prepared.config.steps) if show else None
     _in_thread(lambda: run(prepared, display, obey=_obey_caller))
-    write_report(prepared.directory.path)
     return open_run(prepared.directory.path)
 
 
@@ -133,8 +134,13 @@ def evaluate_against(
 
 
 def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:
-    """Pack a run's evidence into one archive without secrets, as `relax bundle` does; return the archive."""
-    return write_bundle(open_run(run), None if out is None else Path(out), samples).file
+    """Pack a run's evidence into one archive without secrets, as `relax bundle` does; return the archive.
+
+    Raises ConfigError naming the plugin to install if no installed plugin has the command.
+    """
+    plugin = distribution(Commands().find("bundle").record.distribution)
+    (entry,) = plugin.entry_points.select(group=PYTHON, name="bundle")
+    return cast(Path, entry.load()(run, out, samples=samples))
 
 
 def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: str | None) -> list[dict[str, Any]]:

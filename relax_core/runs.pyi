@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of the room, and the module of each."""
 
+from .config.run_config import to_toml as to_toml
 from .control_api.client import (
     UNIX as UNIX,
     Answered as Answered,
@@ -20,8 +21,18 @@ from .control_api.operations import (
 from .control_api.run_control import RunControl as RunControl
 from .engines.scaling import PoolScaling as PoolScaling, ScaleRequest as ScaleRequest
 from .observe.epoch import WriterLock as WriterLock
-from .observe.event_log import EVENTS as EVENTS
-from .observe.files import encode as encode, read_document as read_document, write_document as write_document
+from .observe.event_log import EVENTS as EVENTS, recorded_event as recorded_event
+from .observe.files import (
+    disk_errors as disk_errors,
+    encode as encode,
+    read_document as read_document,
+    write_bytes as write_bytes,
+    write_document as write_document,
+    write_text as write_text,
+)
+from .observe.metrics import mean as mean, metric as metric
+from .observe.records import frame as frame, read_frames as read_frames
+from .observe.redaction import Redactor as Redactor, credentials as credentials
 from .views.answers import ANSWERS as ANSWERS, scale_plan as scale_plan, scaling_of as scaling_of
 from .views.follower import LineFollower as LineFollower
 from .views.logs import (
@@ -40,4 +51,13 @@ from .views.run import (
     RunView as RunView,
     health as health,
     open_run as open_run,
+    readable as readable,
+)
+from .views.task_page import MEDIA_CSS as MEDIA_CSS, medium_figure as medium_figure
+from .views.why import (
+    first_step_faults as first_step_faults,
+    log_prob_difference as log_prob_difference,
+    mismatch_warning as mismatch_warning,
+    seconds as seconds,
+    slow_rank_warning as slow_rank_warning,
 )

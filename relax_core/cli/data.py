@@ -88,7 +88,7 @@ def show(
     """
     from relax_core.cli.data_survey import data_files
     from relax_core.observe.files import write_text
-    from relax_core.views.transcript import task_page
+    from relax_core.views.task_page import task_page
 
     shown = _shown(next(iter(data_files(file, model))), index)
     previews = [one.pop("preview", None) for one in shown["media"]]
@@ -255,7 +255,7 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
 
 
 def _print_shown(shown: dict[str, Any]) -> None:
-    from relax_core.views.transcript import medium_facts
+    from relax_core.views.task_page import medium_facts
 
     say(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     say(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that start, watch, change, show, export and pack runs.
+"""The verbs that start, watch, change and show runs.
 
 All decisions are made in `control`. With `--address`, a verb asks the control API of a run on another machine.
 """
@@ -193,13 +193,11 @@ def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:
     try:
         summary = run(prepared, display)
     except RelaxError:
-        _write_report(path)
         say(_failed(path), err=True)
         raise
     finally:
         if display is not None:
             display.close()
-    _write_report(path)
     _say_ending(summary, path, as_json)
 
 
@@ -211,7 +209,9 @@ def _say_ending(summary: dict[str, Any], path: Path, as_json: bool) -> None:
         say(_stopped(summary, path), err=True)
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        say(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+        if (page := path / "report.html").exists():
+            say(f"report: {page}")
+        say(f"model:  {path / 'export'}")
 
 
 def _failed(path: Path) -> str:
@@ -221,17 +221,6 @@ def _failed(path: Path) -> str:
     step = resumable_step(path)
     again = "" if step is None else f"; continue after step {step} with: relax resume {path}"
     return f"relax: the run failed; its files are in {path}{again}"
-
-
-def _write_report(path: Path) -> None:
-    """Write the report; if that fails, for example on a full disk, print a warning only."""
-    from relax_core.api.errors import RelaxError
-    from relax_core.views.report import write_report
-
-    try:
-        write_report(path)
-    except (OSError, RelaxError) as error:
-        say(f"relax: no report written: {error}; write it later with `relax report {path}`", err=True)
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:
@@ -512,38 +501,6 @@ def _state_of(engine: Mapping[str, Any]) -> str:
     if engine.get("state") not in ("", None, "serving", "out", "waiting"):
         return str(engine["state"]).replace("_", " ")
     return "serving" if engine["serving"] else "loading" if engine["loading"] else "not serving"
-
-
-def bundle(
-    run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: RUN.bundle.tar.gz in this folder.")] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="Add the transcripts: prompts and responses.")] = False,
-    json: AsJson = False,
-) -> None:
-    """Pack a run's evidence for a bug report into one archive, without secrets, weights and samples.
-
-    The archive has the configuration, documents, events, metrics, logs and lists of checkpoints. Works on live, killed
-    and damaged runs.
-    """
-    from relax_core.views.bundle import write_bundle
-    from relax_core.views.run import open_run
-
-    written = write_bundle(open_run(run), out, samples)
-    if json:
-        print_json({"schema": "relax.bundle/1", "file": str(written.file), "files": written.files,
-                    "problems": written.problems})  # fmt: skip
-        return
-    for problem in written.problems:
-        say(problem, err=True)
-    say(f"{written.file}: {len(written.files)} files; read them before you send the archive")
-
-
-def report(run: Run = None) -> None:
-    """Rewrite a run's report and print its path."""
-    from relax_core.observe.run_directory import find_run
-    from relax_core.views.report import write_report
-
-    say(str(write_report(find_run(run))))
 
 
 def _steps(run: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from tests.graph.conftest import Relax
 PACKAGES = (
     "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_checks", "relax_plugin_control",
     "relax_plugin_distillation", "relax_plugin_network_weights", "relax_plugin_notify", "relax_plugin_policy_gradient",
-    "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised", "relax_plugin_tensorboard",
-    "relax_plugin_torch", "relax_plugin_transformers",
+    "relax_plugin_report", "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised",
+    "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
 pytestmark = [pytest.mark.process, pytest.mark.one_process("author")]
@@ -34,7 +34,7 @@ def test_every_file_of_the_packages_and_templates_is_in_the_cores_wheel(wheels: 
     held = set(ZipFile(wheel).namelist())
     wanted = {str(path.relative_to(ROOT)) for name in ("relax_core", "relax_contrib") for path in files(ROOT / name)}
     wanted |= {f"relax_core/{path.relative_to(ROOT)}" for path in files(ROOT / "templates")}
-    assert {"relax_core/py.typed", "relax_core/views/report.html.j2"} <= wanted
+    assert {"relax_core/py.typed", "relax_core/registry/plugins.json"} <= wanted
     assert {name for name in wanted if name.endswith("recipe.toml")}
     assert sorted(wanted - held) == []
     assert [name for name in held if name.startswith(("tests/", "plugins/", "docs/"))] == []

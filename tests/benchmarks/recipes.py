@@ -52,7 +52,7 @@ def row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> report.Row:
 
 
 def draw(made: report.Row, seeds: Sequence[int], folder: Path) -> None:
-    from relax_core.views.charts import reward_picture
+    from relax_plugin_report.charts import reward_picture
 
     folder.mkdir(parents=True, exist_ok=True)
     curves = {f"seed {seed}": curve for seed, curve in zip(seeds, made["curves"], strict=True)}

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
+from relax_plugin_report.report import render
+from relax_plugin_report.transcript import transcript
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -24,9 +26,8 @@ from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
-from relax_core.views.report import render
 from relax_core.views.run import RunView
-from relax_core.views.transcript import medium_figure, transcript
+from relax_core.views.task_page import medium_figure
 from tests.unit.media import clips
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 

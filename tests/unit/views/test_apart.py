@@ -4,9 +4,9 @@
 import json
 
 import pytest
+from relax_plugin_report.report import render
 
 from relax_core.api.checks import MISMATCH
-from relax_core.views.report import render
 from relax_core.views.run import RunView
 from relax_core.views.why import mismatch_warning, slow_rank_warning
 

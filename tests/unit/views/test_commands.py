@@ -111,9 +111,13 @@ def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
     assert json.loads(as_json.stdout) == [sample] and as_json.stderr == f"relax: warning: 8 tasks remain\n{line}"
 
 
-def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):
+def test_report_prints_only_the_pages_path_and_a_finished_run_names_only_an_existing_page(relax, tmp_path, write_run):
     path = write_run(tmp_path, steps=3)
-    assert relax("report", str(path)).stdout == f"{path / 'report.html'}\n"
+    again = ("train", "quickstart", "--run-dir", str(path), "--resume")
+    assert relax(*again).stdout == f"model:  {path / 'export'}\n"
+    page = f"{path / 'report.html'}\n"
+    assert relax("report", str(path)).stdout == page
+    assert relax(*again).stdout == f"report: {page}model:  {path / 'export'}\n"
 
 
 def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys, monkeypatch):

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.notebook import _data, _in_thread, _obey_caller
+from relax_core.notebook import _data, _in_thread, _obey_caller, bundle
 from relax_core.observe.console import run_to_end
 
 ROWS: list[dict[str, Any]] = [
@@ -102,3 +102,9 @@ def test_each_interrupt_of_the_caller_reaches_the_run() -> None:
     with pytest.raises(KeyboardInterrupt):
         _in_thread(lambda: asyncio.run(train()))
     assert _in_thread(lambda: "result") == "result"
+
+
+def test_a_bundle_without_its_plugin_is_refused_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAX_DISABLE_PLUGINS", "relax-plugin-report")
+    with pytest.raises(ConfigError, match=r"'bundle'.*relax-plugin-report .*was skipped"):
+        bundle("some-run")

@@ -108,7 +108,7 @@ def test_files_that_are_cut_off_or_of_another_schema_are_packed_as_they_are(
 
 def test_what_a_bundle_lacks_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "events.jsonl").unlink()
-    monkeypatch.setattr("relax_core.views.bundle.LARGEST", 8)
+    monkeypatch.setattr("relax_plugin_report.bundle.LARGEST", 8)
     (run / "logs" / "actor.log").write_text("first line\nlast\n")
     found = packed(bundle(run, tmp_path / "one.tar.gz"))
     problems = json.loads(found["bundle.json"])["problems"]

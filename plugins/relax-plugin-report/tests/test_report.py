@@ -4,11 +4,14 @@
 from html.parser import HTMLParser
 
 import pytest
+from relax_plugin_report import plugin
+from relax_plugin_report.charts import lines, nice_ticks, thin
+from relax_plugin_report.report import write_report
+from relax_plugin_report.transcript import LONGEST, transcript
 
+from relax_core.api.events import RunClosed
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.views.charts import lines, nice_ticks, thin
-from relax_core.views.report import write_report
-from relax_core.views.transcript import LONGEST, task_page, transcript
+from relax_core.views.task_page import task_page
 
 
 class Page(HTMLParser):
@@ -144,3 +147,16 @@ def test_a_transcript_takes_what_it_gets():
         ("assistant", "4"),
     )
     assert transcript({}).reward == "no reward"
+
+
+def test_the_end_of_a_run_writes_the_report_and_a_failure_is_a_warning(tmp_path, write_run, capsys):
+    path = write_run(tmp_path, steps=2)
+    plugin.relax_run_closed(RunClosed(str(path), "finished"))
+    assert (path / "report.html").is_file() and (path / "reward.png").is_file()
+    (path / "report.html").unlink()
+    (path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": "high"}\n')
+    capsys.readouterr()
+    plugin.relax_run_closed(RunClosed(str(path), "finished"))
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("relax: no report written: ")
+    assert said.err.endswith(f"write it later with `relax report {path}`\n") and not (path / "report.html").exists()

@@ -16,13 +16,27 @@ from markupsafe import Markup
 
 from relax_core.api.errors import printable
 from relax_core.api.events import describe
-from relax_core.observe.event_log import recorded_event
-from relax_core.observe.files import disk_errors, write_text
-from relax_core.observe.metrics import mean, metric
-from relax_core.views import charts
-from relax_core.views.run import Metrics, RunHealth, RunView, health, readable_documents
-from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
-from relax_core.views.why import first_step_faults, log_prob_difference, mismatch_warning, seconds, slow_rank_warning
+from relax_core.runs import (
+    MEDIA_CSS,
+    Metrics,
+    RunHealth,
+    RunView,
+    disk_errors,
+    first_step_faults,
+    health,
+    log_prob_difference,
+    mean,
+    medium_figure,
+    metric,
+    mismatch_warning,
+    readable,
+    recorded_event,
+    seconds,
+    slow_rank_warning,
+    write_text,
+)
+from relax_plugin_report import charts
+from relax_plugin_report.transcript import Transcript, transcript
 
 SHOWN = 6
 """Most transcripts per chapter."""
@@ -39,7 +53,7 @@ def write_report(run_dir: Path | str) -> Path:
     """Write `reward.png` and `report.html` into the run directory; return the path of the page."""
     run = RunView(Path(run_dir))
     picture, page = run.path / "reward.png", run.path / "report.html"
-    with readable_documents(run):
+    with readable(run.path):
         metrics = run.metrics()
         drawn = charts.reward_picture(run.name, metrics.points("reward/mean"), _evals(metrics))
         written = render(run, metrics, time.time())
@@ -53,7 +67,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
     """Return the page at wall-clock time `wall`."""
     from jinja2 import Environment, StrictUndefined
 
-    source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
+    source = resources.files("relax_plugin_report").joinpath("report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     state, summary = health(run, wall), run.summary()
     spent, reward = _time_spent(metrics), metrics.points("reward/mean")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from relax_plugin_report.sample_table import chosen, sample_table
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
-from relax_core.views.sample_table import chosen, sample_table
 
 SAMPLES = (
     {"prompt": "1 + 1 =", "response": "3\n", "reward": 0.0, "num_tokens": 2},

@@ -20,11 +20,19 @@ from typing import Any
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.options import revealed
-from relax_core.config.run_config import to_toml
-from relax_core.observe.files import disk_errors, encode, write_bytes
-from relax_core.observe.records import frame, read_frames
-from relax_core.observe.redaction import Redactor, credentials
-from relax_core.views.run import RunView, health
+from relax_core.runs import (
+    Redactor,
+    RunView,
+    credentials,
+    disk_errors,
+    encode,
+    frame,
+    health,
+    open_run,
+    read_frames,
+    to_toml,
+    write_bytes,
+)
 
 EVIDENCE = (
     "config.toml", "*.json", "*.jsonl", ".epoch", "logs/*.log", "logs/*.jsonl", "guards/*/config.toml",
@@ -47,6 +55,11 @@ class Bundle:
     """Names of the files in it, relative to the run directory."""
     problems: list[str]
     """Sentences about files that are missing, cut or not readable."""
+
+
+def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:
+    """Do the work of `relax_core.bundle`: pack a run's evidence into one archive without secrets; return the archive."""
+    return write_bundle(open_run(run), None if out is None else Path(out), samples).file
 
 
 def write_bundle(run: RunView, out: Path | None = None, samples: bool = False) -> Bundle:

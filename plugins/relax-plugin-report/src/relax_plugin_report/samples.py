@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_core.cli.runs import REQUEST_POLL_S
 from relax_core.cli.terminal import AsJson, Run, print_json, say
 
 if TYPE_CHECKING:
-    from relax_core.views.run import RunView
+    from relax_core.runs import RunView
+
+POLL_S = 0.2
+"""Seconds between two looks at a live run."""
 
 
 def samples(
@@ -36,8 +38,8 @@ def samples(
     Of a sample without a reward, the outcome is shown. The page of `relax report` shows more of each sample.
     """
     from relax_core.api.errors import ConfigError
-    from relax_core.views.run import health, open_run, readable
-    from relax_core.views.sample_table import chosen, sample_table
+    from relax_core.runs import health, open_run, readable
+    from relax_plugin_report.sample_table import chosen, sample_table
 
     if best and worst:
         raise ConfigError("--best", "--worst as well", "give one of them")
@@ -68,7 +70,7 @@ def samples(
                 last = at if show(at) or not evaluation else last
         if ended.ended or ended.state == "lost":
             return
-        time.sleep(REQUEST_POLL_S)
+        time.sleep(POLL_S)
 
 
 def _trained(view: RunView) -> list[int]:

@@ -131,7 +131,7 @@ def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
 def test_a_reward_that_spins_is_killed_and_the_run_continues(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     (tmp_path / "spun").mkdir()
-    spin = ('plugins=["mine.py"]', 'rewards=[{name="spin", timeout_s=1.0}]')
+    spin = ('plugins=["mine.py"]', 'rewards=[{name="spin", timeout_s=1.0, writable=["spun"]}]')
     ran = relax("train", tiny / "recipe.toml", *SMALL, *spin, "--run-dir", "run", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["status"] == "finished" and ran.json["steps"] == 3 and ran.json["balanced"]

@@ -152,7 +152,7 @@ def test_a_file_of_components_and_tasks_rewards_and_observers_from_python(
     assert all(s["reward"] == pytest.approx(2.0 + 1.0 / (1 + len(s["response"]))) for s in samples)
     assert Path(run.config["data"]["train"]).parent == tmp_path / "runs" / "tasks"
     assert [type(event).__name__ for event in events if "Step" in type(event).__name__] == ["StepFinished"] * 3
-    assert type(events[-1]).__name__ == "RunFinished"
+    assert [type(event).__name__ for event in events[-2:]] == ["RunFinished", "RunClosed"]
     lines = [json.loads(line) for line in (tmp_path / "run/lines.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3}
 

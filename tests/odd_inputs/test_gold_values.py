@@ -119,7 +119,7 @@ class Boxed(Half):
 async def test_golds_of_an_async_reward_are_scored_like_its_samples(kind: type[Reward]) -> None:
     opened = RewardHost()
     opened.component, opened.build = Chosen("reward", "half"), lambda chosen: kind()
-    *_, reads = opened.open()
+    reads = opened.open().reads_golds
     assert reads
     units: Any = [[(Task("t", "?", answer), None)] for answer in ("42", "7", "13", "x")]
     found: dict[int, Any] = {}
@@ -134,13 +134,13 @@ async def test_golds_of_an_async_reward_are_scored_like_its_samples(kind: type[R
 def test_golds_of_a_reward_that_calls_a_pool_are_not_read() -> None:
     opened = RewardHost()
     opened.component, opened.build = Chosen("reward", "asking"), lambda chosen: Asking()
-    assert opened.open()[-1] is False and not reads_golds(Asking)
+    assert opened.open().reads_golds is False and not reads_golds(Asking)
 
 
 async def test_golds_of_a_reward_that_calls_a_sandbox_are_read_but_not_scored() -> None:
     opened = RewardHost()
     opened.component, opened.build = Chosen("reward", "boxed"), lambda chosen: Boxed()
-    assert opened.open()[-1] is True and reads_golds(Boxed)
+    assert opened.open().reads_golds is True and reads_golds(Boxed)
     assert await opened.handle([(Task("t", "?", "7"), None)]) == GoldResult("number 7")
     assert "invalid literal for int()" in gold_of(opened, Task("t", "?", "x")).fault
 

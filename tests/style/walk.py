@@ -198,9 +198,11 @@ def walk_run(folder: Path, runner: str) -> dict[str, tuple[dict[str, int], dict[
     from relax_core.control.run import run
 
     forms, hook, before = all_forms(), folder / f"hook-{runner}", os.environ.get("PYTHONPATH", "")
+    walked = folder / f"walked-{runner}"  # apart from the hook: authors' processes may not change folders of code
     hook.mkdir()
-    (hook / "sitecustomize.py").write_text(HOOK.format(root=str(ROOT), folder=str(hook)))
-    (hook / "forms.json").write_text(json.dumps({walk: sorted(every) for walk, (_, every) in forms.items()}))
+    walked.mkdir()
+    (hook / "sitecustomize.py").write_text(HOOK.format(root=str(ROOT), folder=str(walked)))
+    (walked / "forms.json").write_text(json.dumps({walk: sorted(every) for walk, (_, every) in forms.items()}))
     prepared = prepare(["quickstart"], [*OVERRIDES, f"run.runner={runner}"], run_dir=folder / f"run-{runner}")
     followers = {walk: tuple(Follower(is_form(found)) for found in both) for walk, both in forms.items()}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(hook), before]) if before else str(hook)
@@ -210,7 +212,7 @@ def walk_run(folder: Path, runner: str) -> dict[str, tuple[dict[str, int], dict[
     finally:
         os.environ["PYTHONPATH"] = before
     for walk, (_, every) in followers.items():
-        for file in hook.glob(f"*.{walk}"):
+        for file in walked.glob(f"*.{walk}"):
             for line in file.read_text(encoding="utf-8").splitlines():
                 now, name = line.split(" ", 1)
                 every.passed[name] = min(int(now), every.passed.get(name, int(now)))

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import zstandard
+from relax_plugin_report.commands import report
 
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import Version
@@ -233,7 +234,7 @@ def feed_documents(folder: Path) -> None:
         tried(lambda: list_runs(10.0, folder.parent))
         tried(lambda: runs.status(str(folder)))
         tried(lambda: runs.why(str(folder), json=True))
-        tried(lambda: runs.report(str(folder)))
+        tried(lambda: report(str(folder)))
         tried(lambda: models.compare(str(folder), json=True))
         tried(lambda: models.compare(str(folder)))
         tried(lambda: open_run(folder).config)

@@ -217,7 +217,8 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
     for name in sorted(getattr(command, "commands", {})):
         verb = command.commands[name]
         yield from ("", f"{'##' if path == 'relax' else '###'} `{path} {name}`", "", verb.help or "")
-        if path == "relax" and (home := command.commands.known.find(name).record.distribution) != "relax-core":
+        own = getattr(command.commands, "own", command.commands)
+        if name not in own and (home := command.commands.find(name).record.distribution) != "relax-core":
             yield from ("", f"From `{home}`.")
         yield from _parameters(verb)
         yield from _verbs(verb, f"{path} {name}")

@@ -229,7 +229,8 @@ def known_kind(name: str) -> Kind:
 
 def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
     """Add a note to the records of plugins that share a name with another plugin."""
-    holders: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    holders: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    commands = {command.name: command for record in records for command in record.commands}
     for record in records:
         holders["plugin", record.name].append(record)
         for kind, component in record.components:
@@ -240,8 +241,9 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
     for (kind, name), own in holders.items():
         for record in own if len(own) > 1 else ():
             others = ", ".join(other.title for other in own if other is not record)
-            is_renamed = kind == "command" and record.distribution != CORE
-            call = f"; call this one as relax {record.distribution}:{name}" if is_renamed else ""
+            call = ""
+            if kind == "command" and record.distribution != CORE:
+                call = f"; call this one as relax {commands[name].qualified(record.distribution)}"
             notes[id(record)].append(f"{kind} {name!r} is also in {others}{call}")
     return tuple(replace(record, notes=(*record.notes, *notes[id(record)])) for record in records)
 

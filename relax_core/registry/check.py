@@ -321,12 +321,12 @@ def components_named(catalogue: Catalogue, name: str) -> list[tuple[str, str]]:
     """Return (kind, qualified name) of every component and command with this name."""
     wanted, _, bare = name.rpartition(":")
     return [
-        (kind, f"{record.distribution}:{bare}")
+        (kind, qualified)
         for record in catalogue.records
         if wanted in ("", record.distribution, record.name)
-        for kind, offered in (
-            *((kind, component.name) for kind, component in record.components),
-            *(("command", command.name) for command in record.commands),
+        for kind, offered, qualified in (
+            *((kind, each.name, f"{record.distribution}:{each.name}") for kind, each in record.components),
+            *(("command", each.name, each.qualified(record.distribution)) for each in record.commands),
         )
         if offered == bare
     ]

@@ -2,7 +2,7 @@
 """The commands of all installed distributions, read from metadata; a command's module is imported when it is called.
 
 A name belongs to the core if the core has it, else to the only distribution that offers it. Every other command is called
-as `DISTRIBUTION:NAME`.
+as `DISTRIBUTION:NAME`. A name of two words, such as `plugins check`, is a verb of another command.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relax_core.api.command import COMMANDS, RelaxCommand
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError
 from relax_core.registry.handshake import CORE, PluginState, Record
 from relax_core.registry.installed import installed
+
+if TYPE_CHECKING:
+    from typer.core import TyperGroup
 
 
 class OfferedCommand(NamedTuple):
@@ -27,8 +30,11 @@ class OfferedCommand(NamedTuple):
     command: RelaxCommand
     record: Record
 
-    def parser(self, name: str) -> Any:
-        """Import the target and return typer's parser of it, called `name`. Raises PluginError for a fault of a plugin."""
+    def parser(self, name: str, group: type[TyperGroup] | None = None) -> Any:
+        """Import the target and return typer's parser of it, called `name`. Raises PluginError for a fault of a plugin.
+
+        `group`: class of the parser of several verbs, unless the target names its own.
+        """
         import typer
 
         parent = typer.Typer(rich_markup_mode=None)
@@ -37,7 +43,8 @@ class OfferedCommand(NamedTuple):
             if not isinstance(target, typer.Typer):
                 parent.command(name)(target)
             elif target.registered_callback or target.registered_groups or len(target.registered_commands) > 1:
-                parent.add_typer(target, name=name)
+                own_class = target.info.cls if isinstance(target.info.cls, type) else None
+                parent.add_typer(target, name=name, cls=own_class or group)
             else:  # one command, with settings that only a `typer.Typer` can have
                 parent.registered_commands = target.registered_commands
             (parser,) = typer.main.get_group(parent).commands.values()
@@ -87,16 +94,29 @@ class Commands:
         others = [offered for offered in self._others if offered.record.state is PluginState.OK]
         times = Counter([*self.core, *(offered.command.name for offered in others)])
         return self.core | {
-            name if times[name] == 1 else f"{offered.record.distribution}:{name}": offered
+            name if times[name] == 1 else offered.command.qualified(offered.record.distribution): offered
             for offered in others
             for name in [offered.command.name]
         }
 
-    def find(self, name: str) -> OfferedCommand:
-        """Return the command with this name, or `DISTRIBUTION:NAME`. Raises ConfigError with the cause for other names."""
+    def below(self, parent: str) -> dict[str, OfferedCommand]:
+        """Return the verbs that distributions add to the command `parent`, by word; "": the commands of `relax`."""
+        return {
+            name.rpartition(" ")[2]: offered
+            for name, offered in self.by_name.items()
+            if offered.command.parent == parent
+        }
+
+    def find(self, name: str, also: Iterable[str] = ()) -> OfferedCommand:
+        """Return the command with this name, or `DISTRIBUTION:NAME`. Raises ConfigError with the cause for other names.
+
+        `also`: further words that the error may suggest in place of the last word of the name.
+        """
         if name in self.core:
             return self.core[name]
-        wanted, _, bare = name.rpartition(":")
+        parent, _, word = name.rpartition(" ")
+        wanted, _, word = word.rpartition(":")
+        bare = f"{parent} {word}".lstrip()
         found = [
             offered
             for offered in (*self.core.values(), *self._others)
@@ -106,7 +126,7 @@ class Commands:
         if len(usable) == 1:
             return usable[0]
         if usable:
-            written = " or ".join(f"relax {offered.record.distribution}:{bare}" for offered in usable)
+            written = " or ".join(f"relax {each.command.qualified(each.record.distribution)}" for each in usable)
             fix = f"several plugins have this command; write {written}"
         elif found:
             fix = f"{found[0].record.title} offers it but was skipped: {found[0].record.reason}"
@@ -116,7 +136,8 @@ class Commands:
 
             home = installable().get("command", {}).get(bare, "")
             is_absent = home and wanted in ("", home)
-            fix = f"its plugin is not installed; pip install {home}" if is_absent else did_you_mean(bare, self.by_name)
+            install = f"its plugin is not installed; pip install {home}"
+            fix = install if is_absent else did_you_mean(word, {*self.below(parent), *also})
         raise ConfigError("command", repr(name), fix)
 
 

@@ -198,6 +198,46 @@ def test_an_unknown_name_is_answered_with_the_plugin_to_install_or_a_similar_nam
     assert isinstance(error, ConfigError) and error.exit_code == 2 and "did you mean 'train'" in str(error)
 
 
+VERBS = {
+    "plugins greet | plugins | Greet a run.": "fake_greet.greet:greet",
+    "plugins fake-fail | plugins | Fail.": "fake_greet.greet:fail",
+    "plugins list | plugins | Greet a run.": "fake_greet.greet:greet",
+}
+
+
+def test_a_verb_that_a_plugin_adds_is_listed_without_its_import_and_called(greets: Callable[..., None]) -> None:
+    greets(commands=VERBS)
+    listed = relax("plugins", "--help").stdout
+    assert [line.split()[0] for line in listed.partition("Commands:")[2].strip().splitlines()][:2] == ["list", "show"]
+    assert "  greet      Greet a run." in listed and "Greet a run." not in relax("--help").stdout
+    assert "fake_greet.greet" not in sys.modules
+    assert relax("plugins", "greet", "quickstart").stdout == "quickstart\n"
+    assert "command plugins greet: Greet a run." in relax("plugins", "show", "plugins greet").stdout
+    error = relax("plugins", "fake-fail", "other").exception
+    assert isinstance(error, PluginError) and error.component == "command 'plugins fake-fail' of fake-greet 1.0"
+    assert "fake-greet" in relax("plugins", "list").stdout, "a verb of the core stays the core's"
+    assert relax("plugins", "fake-greet:list", "quickstart").stdout == "quickstart\n"
+
+
+def test_a_verb_of_two_distributions_is_refused_with_both_full_names(greets: Callable[..., None]) -> None:
+    for dist in ("fake-a", "fake-b"):
+        greets(dist, {"plugins greet | plugins | Greet a run.": f"{dist.replace('-', '_')}.greet:greet"})
+    said = str(relax("plugins", "greet", "quickstart").exception)
+    assert "write relax plugins fake-a:greet or relax plugins fake-b:greet" in said
+    assert relax("plugins", "fake-b:greet", "quickstart").stdout == "quickstart\n"
+    assert "call this one as relax plugins fake-a:greet" in relax("plugins", "list").stdout
+
+
+def test_an_unknown_verb_is_answered_with_the_plugin_to_install_or_a_similar_verb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogue, "installable", lambda: {"command": {"plugins absent": "relax-plugin-absent"}})
+    error = relax("plugins", "absent").exception
+    assert isinstance(error, ConfigError) and error.exit_code == 2
+    assert str(error) == "command: got 'plugins absent'; its plugin is not installed; pip install relax-plugin-absent"
+    assert "did you mean 'show'" in str(relax("plugins", "shwo").exception)
+
+
 def test_commands_are_listed_shown_and_checked_as_parts_of_their_plugin(greets: Callable[..., None]) -> None:
     greets(commands={**ENTRIES, "fake-late | watch | Greet.": "fake_greet.greet:greet"})
     document = json.loads(relax("plugins", "list", "--kind", "command", "--json").stdout)

@@ -46,7 +46,7 @@ from .errors import (
 from .events import (
     CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, ExportSaved as ExportSaved,
     GuardFired as GuardFired, Logged as Logged, RolesReported as RolesReported, RunClosed as RunClosed,
-    RunOpened as RunOpened,
+    RunOpened as RunOpened, WorkAtEnd as WorkAtEnd,
     RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
     SamplesScored as SamplesScored, Sink as Sink, Span as Span, StepFinished as StepFinished,

@@ -6,6 +6,7 @@ Roles emit events; the controller records them and passes them to observers.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,21 @@ class RunOpened:
     def table(self, name: str, model: type[TableT]) -> TableT:
         """Return the observer's own configuration table; `reveal` of its secrets reads their values."""
         return model.model_validate(self.config.get(name, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAtEnd:
+    """Work of an observer for which a finished run waits. `relax_run_opened` returns this declaration.
+
+    The run waits until `done` is set, the time is over, or the run is asked to stop. `RunClosed` follows in each case.
+    """
+
+    what: str
+    """The work as people read it, such as `the upload of the final model`."""
+    timeout_s: float
+    """Longest wait in seconds, after `RunFinished`."""
+    done: threading.Event = field(default_factory=threading.Event)
+    """The observer sets this event when nothing is left to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +284,7 @@ class RolesReported:
 class RunClosed:
     """The last event of a run, for observers only: sinks are closed, and all files of the run are complete.
 
-    The run waits for its observers until their deadline.
+    The run waits for its observers until their deadline. Longer work is declared before: see `WorkAtEnd`.
     """
 
     run_dir: str

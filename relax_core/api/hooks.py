@@ -63,7 +63,8 @@ def relax_tables() -> Iterable[Table]: """Return configuration tables of the plu
 def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ignore[empty-body]
 
 @hookspec
-def relax_run_opened(event: events.RunOpened) -> None: """Observe that a start of the run begins."""
+def relax_run_opened(event: events.RunOpened) -> events.WorkAtEnd | None:
+    """Observe that a start of the run begins; return work of the observer for which the run waits at its end."""
 @hookspec
 def relax_run_started(event: events.RunStarted) -> None: """Observe that all roles of the run are ready."""
 @hookspec

@@ -26,12 +26,14 @@ from relax_core.api.events import (
     ExportSaved,
     FirstStepChecked,
     FirstStepSeen,
+    Logged,
     RunFinished,
     RunOpened,
     RunRestarted,
     RunStarted,
     ScalingProposed,
     StepFinished,
+    WorkAtEnd,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.autoscale import Autoscaler
@@ -43,6 +45,7 @@ from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaler import role_of
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.console import say_stopping, waiting_for
+from relax_core.observe.event_log import CONTROLLER
 from relax_core.observe.first_step import add_facts, fault_lines
 from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
@@ -251,10 +254,27 @@ class RunController:
                     left = await self._run_next(left, recorder)
                     if left:
                         self._runner = make_runner(left[0].config, catalogue)
+            if recorder.ending == "finished":
+                await self._wait_for_observers(recorder)
         last = prepared.stages[-1].directory
         if last is not None and last.account() is not None:
             point_to_export(prepared.directory.path, last)
         return prepared.directory.read("summary") or {}
+
+    async def _wait_for_observers(self, recorder: Recorder) -> None:
+        """Wait for the work that observers declared, each until its own deadline, or until the run is asked to stop."""
+        since = self._clock.now()
+
+        def left() -> list[WorkAtEnd]:
+            return [work for work in recorder.work_at_end() if self._clock.now() - since < work.timeout_s]
+
+        for work in left():
+            recorder.write(Logged("info", CONTROLLER, f"the run waits for {work.what}, up to {work.timeout_s:g} s"))
+        with waiting_for(lambda: "waiting for " + ", ".join(f"{w.what}, up to {w.timeout_s:g} s" for w in left())):
+            while left() and not self.stopping:
+                await self._clock.sleep(WATCH_S)
+        for work in recorder.work_at_end():
+            recorder.write(Logged("warning", CONTROLLER, f"the run ends without {work.what}"))
 
     @contextlib.asynccontextmanager
     async def _pushed_exports(self, recorder: Recorder) -> AsyncIterator[None]:

@@ -60,6 +60,11 @@ class CallbackWorker:
         """Number of calls that raised, missed the deadline, or were not made because the worker was paused or off."""
         return self._failed + self._skipped if self.on else self._given - self._returned
 
+    @property
+    def works(self) -> bool:
+        """True if the worker is neither off nor paused."""
+        return self.on and self._clock.now() >= self._paused_until
+
     def give(self, call: Call, vital: bool = False) -> None:
         """Queue a call, unless the worker is off; turn it off if the running call is past its deadline.
 

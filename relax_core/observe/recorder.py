@@ -117,6 +117,8 @@ class Recorder:
         """Step that the run rolled back to, and the last step before the rollback; None if the sinks know of both."""
         self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, sink_call_s) for name in self._sinks}
         self._observers = dict(observers or {})
+        self._work_at_end: dict[str, events.WorkAtEnd] = {}
+        """Work that observers declared when the run was opened, by the observer's name."""
         self._observer_workers = {
             name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers
         }
@@ -452,7 +454,17 @@ class Recorder:
     def tell_observers(self, event: object) -> None:
         """Pass an event to the observers that have a hook for its type; do not record the event."""
         for name, call in self._calls(event).items():
-            self._observer_workers[name].give(call)
+            opened = partial(self._open_observer, name, call)
+            self._observer_workers[name].give(opened if isinstance(event, events.RunOpened) else call)
+
+    def work_at_end(self) -> list[events.WorkAtEnd]:
+        """Return the declared work that is not done, without that of observers that are paused or off."""
+        declared = [(self._observer_workers[name], work) for name, work in self._work_at_end.items()]
+        return [work for worker, work in declared if worker.works and not work.done.is_set()]
+
+    def _open_observer(self, name: str, call: Call) -> None:
+        if isinstance(work := call(), events.WorkAtEnd):
+            self._work_at_end[name] = work
 
     def _calls(self, event: object) -> dict[str, Call]:
         """Return the call of each observer that has a hook for the type of the event, by the observer's name."""

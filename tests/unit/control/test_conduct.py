@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from relax_core.api.bus import Account
 from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError, WorkerDied
-from relax_core.api.events import FirstStepSeen, RunClosed, RunFinished, RunOpened, StepFinished
+from relax_core.api.events import FirstStepSeen, RunClosed, RunFinished, RunOpened, StepFinished, WorkAtEnd
 from relax_core.api.role import Heartbeat
 from relax_core.control import run
 from relax_core.control.planner import plan
@@ -419,3 +421,40 @@ def test_observers_get_the_configuration_first_and_the_close_last_also_if_the_ru
     assert isinstance(opened, RunOpened) and opened.config["steps"] > 0 and opened.name == "run"
     assert isinstance(finished, RunFinished) and closed == RunClosed(opened.run_dir, "failed")
     assert isinstance(raised, InfrastructureError)
+
+
+@pytest.mark.parametrize(
+    ("done", "stop_after_s", "seconds", "said"),
+    [
+        (False, None, 50.0, ["the run waits for an upload, up to 50 s", "the run ends without an upload"]),
+        (False, 20.0, 20.0, ["the run waits for an upload, up to 50 s", "the run ends without an upload"]),
+        (True, None, 3.0, []),
+    ],
+    ids=["deadline", "stop", "done"],
+)
+def test_a_finished_run_waits_for_work_that_an_observer_declared_until_its_deadline_or_a_stop(
+    tmp_path: Path, done: bool, stop_after_s: float | None, seconds: float, said: list[str]
+) -> None:
+    work, declared = WorkAtEnd("an upload", 50.0), threading.Event()
+    if done:
+        work.done.set()
+
+    def observer(event: object) -> WorkAtEnd | None:
+        if not isinstance(event, RunOpened):
+            return None
+        declared.set()
+        return work
+
+    async def actor(runner: ScriptedRunner) -> None:
+        assert declared.wait(60)
+        await steps(runner)
+
+    summary, raised, took = conducted(
+        tmp_path,
+        {"actor": actor},
+        stop_after_s=stop_after_s,
+        before=lambda run: run.catalogue.observe("mine", observer),
+    )
+    assert raised is None and summary["status"] == "finished" and seconds <= took <= seconds + 10
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [line["message"] for line in lines if "an upload" in line.get("message", "")] == said

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,7 @@ from relax_core.api.events import (
     StepFinished,
     TimeSpent,
     WeightsPublished,
+    WorkAtEnd,
 )
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
@@ -440,6 +442,23 @@ def test_an_observer_that_raises_three_times_is_paused(run_dir, clock):
     assert [event.step for event in observer.seen] == [1, 2, 3]
     (last,) = [record for record in notes(run_dir) if "is paused" in record["message"]]
     assert "test_recorder.py" in last["fields"]["frames"]
+
+
+def test_work_that_observers_declare_counts_until_it_is_done_or_its_observer_is_paused(run_dir, clock):
+    class Breaks(Observer):
+        def relax_run_opened(self, event):
+            return WorkAtEnd("a report", 60.0)
+
+    sent = WorkAtEnd("an upload", 60.0)
+    observers = {"steady": SimpleNamespace(relax_run_opened=lambda: sent), "broken": Breaks()}
+    run = recorder(run_dir, clock, observers=observers)
+    run.tell_observers(RunOpened("maths", str(run_dir.path), {}, str))
+    for step in (1, 2, 3):
+        run.write(StepFinished(step, {"reward/mean": 0.5}))
+    run.close()  # ends the observers' threads
+    assert run.work_at_end() == [sent]
+    sent.done.set()
+    assert run.work_at_end() == []
 
 
 def test_the_states_of_roles_are_reported_seldom_and_the_close_of_the_run_comes_last(run_dir, clock):

@@ -16,7 +16,7 @@ PACKAGES = (
     "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_checks", "relax_plugin_control",
     "relax_plugin_distillation", "relax_plugin_network_weights", "relax_plugin_notify", "relax_plugin_policy_gradient",
     "relax_plugin_report", "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised",
-    "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers",
+    "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers", "relax_plugin_workbench",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
 pytestmark = [pytest.mark.process, pytest.mark.one_process("author")]

@@ -29,7 +29,8 @@ Cell = Mapping[str, Any]
 
 def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
-    from relax_core.cli.bench import mismatch_document
+    from relax_plugin_workbench.bench import mismatch_document
+
     from relax_core.diagnostics.mismatch import FORMATS, mismatch
 
     report.say(f"{name}, seed {seed}")

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.api.errors import ConfigError
-from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
-from relax_core.observe.console import run_to_end
+from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, run_to_end, say, split
 
 if TYPE_CHECKING:
-    from relax_core.diagnostics.engine_speed import EngineSpeed
     from relax_core.diagnostics.mismatch import MismatchReport
+    from relax_plugin_workbench.engine_speed import EngineSpeed
 
 verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
 COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
@@ -97,7 +96,7 @@ def engines(
 
     Without --try, measure each installed engine. A round plays the groups of one step; nothing is scored or trained.
     """
-    from relax_core.diagnostics.engine_speed import engine_speeds
+    from relax_plugin_workbench.engine_speed import engine_speeds
 
     found = run_to_end(engine_speeds(*split(arguments), settings or (), rounds))
     if as_json:

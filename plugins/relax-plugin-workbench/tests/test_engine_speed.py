@@ -5,12 +5,12 @@ import asyncio
 import json
 
 import pytest
+from relax_plugin_workbench.engine_speed import EngineSpeed, Round, engine_speeds
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
 from relax_core.config.run_config import to_toml
-from relax_core.diagnostics.engine_speed import EngineSpeed, Round, engine_speeds
 from tests.unit.control.test_mismatch import folder  # noqa: F401
 
 TWICE = "rollout.group_size=4"
@@ -56,10 +56,8 @@ def test_the_command_measures_installed_engines_in_processes_and_names_the_faste
     assert first.split() == ["setting", "tokens/s", "s", "per", "step", "start", "s", "MB", "prefix", "hits", "failed"]
     assert rows[0].startswith("as configured") and rows[-1].startswith("fastest: as configured with ")
     assert any(row.startswith("engine=vllm can't run: ") for row in rows)
-    both = CliRunner().invoke(
-        app,
-        ["bench", "engines", str(tmp_path / "run.toml"), "--json", "--rounds", "1", "--try", TWICE, "--try", ABSENT],
-    )
+    command = f"bench engines {tmp_path / 'run.toml'} --json --rounds 1 --try {TWICE} --try {ABSENT}"
+    both = CliRunner().invoke(app, command.split())
     able, absent = json.loads(both.stdout)["settings"]
     assert able["setting"] == TWICE and able["memory_bytes"] > 0 and able["failed"] == 0 and able["tokens_per_s"] > 0
     assert absent.keys() == {"setting", "refused"}

@@ -9,9 +9,10 @@ function makes of such a class. Enums, and data classes of nothing but names and
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 CONTRACTS = {
@@ -70,8 +71,16 @@ class Source:
         self.classes: dict[str, Shape] = {}
         self.functions: list[Signature] = []
         self.aliases: dict[str, set[str]] = {}
-        for file in files:
-            self._read(ast.parse(file.read_text(encoding="utf-8")), "")
+        trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+        homes = {
+            node.name: ".".join(dropwhile(lambda part: not part.startswith("relax_"), file.with_suffix("").parts))
+            for file, tree in trees.items()
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+        }
+        for tree in trees.values():
+            self._foreign = foreign(tree, homes)
+            self._read(tree, "")
         enums = {name for name, shape in self.classes.items() if shape.bases & {"StrEnum", "IntEnum", "Enum"}}
         self.plain = enums | {name for name, shape in self.classes.items() if shape.data and shape.holds <= NUMBERS}
         """Classes that carry nothing: enums, and data classes of nothing but names and numbers."""
@@ -83,24 +92,41 @@ class Source:
                 self.classes[node.name] = self._shape(node)
             elif isinstance(node, Function):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                takes = names(*(argument.annotation for argument in arguments)) | ({owner} if owner else set())
-                self.functions.append(Signature(owner, node.name, frozenset(takes), frozenset(names(node.returns))))
+                takes = self._names(*(argument.annotation for argument in arguments)) | ({owner} if owner else set())
+                gives = self._names(node.returns)
+                self.functions.append(Signature(owner, node.name, frozenset(takes), frozenset(gives)))
             elif isinstance(node, ast.Assign | ast.AnnAssign) and not owner:
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
                 self.aliases[ast.unparse(target)] = names(node.value)
 
+    def _names(self, *annotations: ast.expr | None) -> set[str]:
+        """Return the names in annotations of the file that is read; the names in `_foreign` begin with a question mark."""
+        return {f"?{name}" if name in self._foreign else name for name in names(*annotations)}
+
     def _shape(self, node: ast.ClassDef) -> Shape:
-        bases = names(*(base.value if isinstance(base, ast.Subscript) else base for base in node.bases))
+        bases = self._names(*(base.value if isinstance(base, ast.Subscript) else base for base in node.bases))
         data = "NamedTuple" in bases or "dataclass" in names(*node.decorator_list)
         if data:
-            holds = names(*(field.annotation for field in node.body if isinstance(field, ast.AnnAssign)))
+            holds = self._names(*(field.annotation for field in node.body if isinstance(field, ast.AnnAssign)))
         elif bases & {"dict", "list", "tuple"}:
-            holds = names(*node.bases)
+            holds = self._names(*node.bases)
         else:
             made = (each.takes for each in self.functions if (each.owner, each.name) == (node.name, "__init__"))
             holds = set().union(*made) - {node.name}
         members = {each.name for each in node.body if isinstance(each, Function) and not each.name.startswith("_")}
         return Shape(frozenset(bases), frozenset(holds), frozenset(members), data)
+
+
+def foreign(tree: ast.Module, homes: Mapping[str, str]) -> set[str]:
+    """Return the names of classes that a module uses for something else: its own alias, or an import from elsewhere.
+
+    `homes`: the module of each class. `Action` is a class of the API, and also an alias for the actions of the router.
+    """
+    found = {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)} & homes.keys()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {each.name for each in node.names if not homes.get(each.name, "").startswith(node.module or "")}
+    return found & homes.keys()
 
 
 def names(*annotations: ast.expr | None) -> set[str]:

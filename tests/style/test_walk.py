@@ -13,6 +13,7 @@ def test_a_sample_is_followed_from_its_task_to_the_loss_and_into_plugins() -> No
     forms = all_forms()
     core, every = forms["sample"]
     assert {"Task", "InflightGroup", "GenerateRequest", "Trajectory", "RowBatch", "PackedBatch", "Loss"} <= core
+    assert not {"ControlOperation", "Origin"} & core, "an alias has the name of a class that carries a sample"
     assert {"Batch"} <= every - core
     assert {"Manifest", "Receipt"} <= forms["publish"][0]
     assert not {"Version", "RowId", "Plan", "Context", "EnginePool"} & every

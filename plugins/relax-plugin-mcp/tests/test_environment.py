@@ -37,7 +37,7 @@ from relax_core.rpc.host import free_port
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
-from relax_core.sampling.episode import Limits
+from relax_core.sampling.episode import InProcess, Limits
 from relax_core.sampling.tools import found_tools
 from tests.unit.sampling.toy_policy import Script, play, texts
 
@@ -208,9 +208,8 @@ def address() -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.parametrize("per", ["sample", "worker"])
-async def test_a_server_at_an_address_answers_as_a_program_does(address: str, per: str) -> None:
-    at = {"name": "tools", "url": address, "per": per}
+async def test_a_server_at_an_address_answers_as_a_program_does(address: str) -> None:
+    at = {"name": "tools", "url": address, "per": "worker"}
     async with playing(at) as call:
         assert await call("add", a=2, b=3) == "5"
         assert await call("divide", a=1, b=0) == "Error executing tool divide"
@@ -261,27 +260,21 @@ async def test_a_header_carries_its_credential_and_the_error_does_not(monkeypatc
 # -- in the processes of a run ----------------------------------------------------------------------------------------
 
 
-async def played(server: dict[str, Any], *lines: str) -> tuple[tuple[Tool, ...], Any]:
-    """Find the tools and play one sample as a run does: the tools, and its trajectory."""
-    chosen = Chosen("environment", "mcp", {"servers": [server]})
-    choice = EnvironmentChoice(chosen=chosen, timeout_s=60.0)
-    workers, build = LocalWorkers(), Catalogue.load().build
-    run: Any = type("Run", (), {"environment": choice, "environments": ()})
-    try:
-        found = await found_tools(run, build, workers)
-        pool = EnvironmentPool(choice, ProcessStarter(workers), build=build, tools=found["mcp"])
-        await pool.start()
-        async with asyncio.timeout(120):
-            trajectory = await pool.play(lambda environment: play(environment, Script(*lines), limits=LIMITS))
-        await pool.stop()
-        return found["mcp"], trajectory
-    finally:
-        await workers.close()
-
-
 async def test_a_sample_calls_a_tool_and_its_result_is_masked(address: str) -> None:
     server = {"name": "tools", "url": address, "allow": ("add",)}
-    tools, trajectory = await played(server, ADDS, "<tool_call>no", "5")
+    choice = EnvironmentChoice(chosen=Chosen("environment", "mcp", {"servers": [server]}), timeout_s=60.0)
+    workers, build = LocalWorkers(), Catalogue.load().build
+    run: Any = type("Run", (), {"environment": choice, "environments": ()})
+    script = Script(ADDS, "<tool_call>no", "5")
+    try:
+        tools = (await found_tools(run, build, workers))["mcp"]
+        pool = EnvironmentPool(choice, ProcessStarter(workers), build=build, tools=tools)
+        await pool.start()
+        async with asyncio.timeout(120):
+            trajectory = await pool.play(lambda environment: play(environment, script, limits=LIMITS))
+        await pool.stop()
+    finally:
+        await workers.close()
     assert [tool.name for tool in tools] == ["add"]
     assert trajectory.outcome is Outcome.FINISHED
     (row,) = texts(trajectory)
@@ -293,7 +286,11 @@ async def test_a_sample_calls_a_tool_and_its_result_is_masked(address: str) -> N
 
 
 async def test_a_server_that_fails_is_the_outcome_of_the_sample_and_no_reward() -> None:
-    _, trajectory = await played(table("leaving"), '<tool_call>{"name": "act"}</tool_call>', "never said")
+    server = table("leaving")
+    environment = Mcp(McpOptions(servers=[server]))
+    environment.tools, environment.shared = await offered((server,)), await Mcp.open(environment.options)
+    script = Script('<tool_call>{"name": "act"}</tool_call>', "never said")
+    trajectory = await play(InProcess(environment, 60.0), script, limits=LIMITS)
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
     assert "server tools: " in trajectory.info["error"]
     assert trajectory.step_rewards == ()

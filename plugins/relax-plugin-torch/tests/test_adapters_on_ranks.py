@@ -32,9 +32,8 @@ def test_adapters_in_shares_train_as_on_one_rank(folder, dtype, tolerance):
     assert sent[0].base == sent[1].base
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
-def test_a_continued_run_draws_the_same_dropout_on_every_rank(folder, tmp_path, sharding):
-    how = {"options": {"sharding": sharding}, "model": {"lora": {**LORA, "dropout": 0.3}}, "deterministic": True}
+def test_a_continued_run_draws_the_same_dropout_on_every_rank(folder, tmp_path):
+    how = {"options": {"sharding": "fsdp"}, "model": {"lora": {**LORA, "dropout": 0.3}}, "deterministic": True}
     with running(folder, 2, **how) as trainer:
         step(trainer, 0)
         trainer.save(str(tmp_path / "checkpoint"))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch trainer conforms: alone, on several ranks, in every format, and where only parts of the model are trained.
 
-`test_ranks.py` compares copies on two ranks with one rank; `test_recomputing.py` compares recomputed blocks bit for bit.
+`test_ranks.py` compares copies and shares on two ranks with one rank: micro-batches, chunks, late counts, rows without
+gradient and scores. `test_checkpoint.py` continues ranks bit for bit, and `test_recomputing.py` compares recomputed blocks.
 """
 
 import pytest
@@ -18,8 +19,18 @@ class Further(FurtherConfiguration):
 
 
 class TestTorchSharded(Further):
+    """Aborted and failed updates, masked values, and the weights that leave the ranks."""
+
     options = {"sharding": "fsdp"}
     ranks = 2
+    test_the_gradient_does_not_depend_on_micro_batches = None
+    test_chunks_add_up = None
+    test_a_late_count_gives_the_same_gradient = None
+    test_leaving_out_rows_without_gradient_changes_nothing = None
+    test_forward_keeps_the_order_of_the_rows = None
+    test_no_token_sees_what_follows_it = None
+    test_continuing_from_a_checkpoint_is_bit_exact = None
+    test_a_missing_checkpoint_is_refused = None
 
 
 class TestTorchInBfloat16(Further):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,12 +13,8 @@ import pytest
 from tests.authors.conftest import ROOT, Home, ended
 from tests.graph.conftest import Relax
 
-PACKAGES = (
-    "relax_core", "relax_contrib", "relax_plugin_chat", "relax_plugin_checks", "relax_plugin_control",
-    "relax_plugin_distillation", "relax_plugin_network_weights", "relax_plugin_notify", "relax_plugin_policy_gradient",
-    "relax_plugin_report", "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised",
-    "relax_plugin_tensorboard", "relax_plugin_torch", "relax_plugin_transformers", "relax_plugin_workbench",
-)  # fmt: skip
+QUICKSTART = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["quickstart"]
+PACKAGES = ("relax_core", "relax_contrib", *(name.replace("-", "_") for name in QUICKSTART if "plugin" in name))
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
 pytestmark = [pytest.mark.process, pytest.mark.one_process("author")]
 

@@ -5,8 +5,8 @@
 
 - in pyproject.toml, each array that names the modules of plugins, and each extra that a plugin joins by
   `[tool.relax] extras` in its own pyproject.toml;
-- relax_core/registry/plugins.json: the distribution to install for each component and command, for errors that recommend
-  it;
+- relax_core/registry/plugins.json: the distribution to install for each component, command and part hook, for errors that
+  recommend it;
 - relax_core/registry/default_tables.json: the default of each configuration table of a plugin, which older runs wrote out.
 """
 
@@ -64,7 +64,7 @@ def catalogue() -> Catalogue:
 
 
 def offers(_: str) -> str:
-    """Return the distribution to install for each component and command, by kind and name."""
+    """Return the distribution to install for each component, command and part hook, by kind and name."""
     by_kind: dict[str, dict[str, str]] = defaultdict(dict)
     for record in catalogue().records:
         if record.distribution in PLUGINS:
@@ -72,6 +72,8 @@ def offers(_: str) -> str:
                 by_kind[kind][component.name] = record.distribution
             for command in record.commands:
                 by_kind["command"][command.name] = record.distribution
+            for hook in record.parts:
+                by_kind["hook"][hook] = record.distribution
     return json.dumps(by_kind, indent=1, sort_keys=True) + "\n"
 
 

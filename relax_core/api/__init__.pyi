@@ -77,7 +77,8 @@ from .sandbox import (
     Box as Box, OpenBox as OpenBox, ProgramEnd as ProgramEnd, ProgramResult as ProgramResult, Sandbox as Sandbox,
     SandboxClient as SandboxClient, SandboxLimits as SandboxLimits,
 )
-from .scaling import Proposal as Proposal, ScalingPolicy as ScalingPolicy, Signals as Signals
+from .scaling import Autoscaler as Autoscaler, Proposal as Proposal, ScalingPolicy as ScalingPolicy, Signals as Signals
+from .scaling_limits import ScalingLimits as ScalingLimits
 from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, TaskSource as TaskSource
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
 from .trainer import (

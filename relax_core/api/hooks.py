@@ -3,18 +3,24 @@
 
 Component hooks return `Component`s, `Table`s or `Check`s, which name classes and functions by strings. Observer hooks
 receive a frozen event in the controller process, under a deadline; an observer that raises three times is paused, like a
-sink. One thread makes all calls of an observer about a run. Commands of `relax` need no hook: the entry points of the
-group `relax.commands` name them (`relax_core.api.command`), so that `relax --help` imports no plugin.
+sink. One thread makes all calls of an observer about a run. A part hook returns a part of the run that exactly one plugin
+implements; a configuration that needs the part is refused if no plugin does. Commands of `relax` need no hook: the
+entry points of the group `relax.commands` name them (`relax_core.api.command`), so that `relax --help` imports no plugin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pluggy
 
 from relax_core.api import events
 from relax_core.api.component import Check, Component, Table
+
+if TYPE_CHECKING:
+    from relax_core.api.scaling import Autoscaler, ScalingPolicy
+    from relax_core.api.scaling_limits import ScalingLimits
 
 PROJECT = "relax"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -61,6 +67,11 @@ def relax_roles() -> Components: """Return roles: parts of a run's logic."""  # 
 def relax_tables() -> Iterable[Table]: """Return configuration tables of the plugin."""  # type: ignore[empty-body]
 @hookspec
 def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ignore[empty-body]
+
+@hookspec(firstresult=True)
+def relax_autoscaler(policy: ScalingPolicy, limits: ScalingLimits, min_engines: int) -> Autoscaler:
+    """Return a scaling policy within the limits of `[autoscale]`; `min_engines`: the oldest engines, which never leave."""
+    raise NotImplementedError
 
 @hookspec
 def relax_run_opened(event: events.RunOpened) -> events.WorkAtEnd | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Options`, the pydantic base class of every component's options, and `Secret`, the type of a credential.
 
-Only this module of `api` imports pydantic. `relax_core.api.Options` imports the module on first use.
+Of the modules of `api`, only this one and `scaling_limits` import pydantic; `relax_core.api` imports them on first use.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of scaling policies, which propose the number of engines of a pool."""
+"""Contracts of scaling: policies, which propose the number of engines of a pool, and the limits around a policy."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 from relax_core.api.component import Configurable, OptionsT
+
+if TYPE_CHECKING:
+    from relax_core.api.events import Logged, ScalingProposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,8 @@ class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
     """A rule that proposes the number of engines of a pool.
 
     A policy is a pure state machine. It has no clock and no memory besides the state that it returns, so a recorded run
-    can be replayed. The core limits every proposal (`engines.scaling_limits`): minimum, maximum, cool-downs between
-    two changes, and one change at a time. A policy need not check these limits.
+    can be replayed. An `Autoscaler` limits every proposal: minimum, maximum, cool-downs between two changes, and
+    one change at a time. A policy need not check these limits.
     """
 
     kind: ClassVar[str] = "scaling-policy"
@@ -102,4 +105,20 @@ class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
 
         Called once for each window. `now` is in seconds of a clock that never goes back. If a signal that the rule needs
         is None, return None: no proposal without data.
+        """
+
+
+class Autoscaler(Protocol):
+    """A scaling policy within limits: `(state, signals, now) -> (state, event)`, without a clock and other memory.
+
+    The controller of a run calls it, records its events, and asks the pool for the targets of its proposals.
+    """
+
+    def start(self) -> object:
+        """Return the state before the first window."""
+
+    def decide(self, state: Any, signals: Signals, now: float) -> tuple[object, ScalingProposed | Logged | None]:
+        """Take one window; return the next state, and a new proposal or the policy's error, if any.
+
+        Raises nothing: after an error of the policy, the policy is off, and the number of engines stays.
         """

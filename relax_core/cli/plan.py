@@ -134,17 +134,11 @@ def dry_run(sources: Sequence[Source], overrides: Sequence[str]) -> None:
 
 
 def plan(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(help="TOML files or a recipe name, then overrides KEY=VALUE; with --autoscale, the run's own."),
-    ] = None,
+    arguments: Sources,
     as_json: AsJson = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Exit with 0 even if the run does not fit in memory.")
     ] = False,
-    autoscale: Annotated[
-        str, typer.Option("--autoscale", metavar="RUN", help="Replay the scaling policy on the signals of this run.")
-    ] = "",
     layouts: Annotated[
         bool, typer.Option("--layouts", help="Compare the layouts of the trainer's ranks, the fastest that fits first.")
     ] = False,
@@ -161,7 +155,7 @@ def plan(
         float, typer.Option(min=0, help="With --layouts: GB/s that a rank sends; 0: 200 for GPUs, 1 for CPUs.")
     ] = 0.0,
 ) -> None:
-    """Estimate placement, memory and time of a run, compare layouts, or replay a scaling policy on a recorded run.
+    """Estimate placement, memory and time of a run, or compare layouts.
 
     The exit code is 2 if the run, or every layout, does not fit in memory.
     """
@@ -171,13 +165,6 @@ def plan(
             raise ConfigError(name, f"{value:g} without --layouts", "add --layouts: only layouts are compared for it")
     from relax_core.diagnostics.estimate import estimate_run
 
-    if autoscale and layouts:
-        raise ConfigError("--layouts", "--autoscale as well", "ask for one of them")
-    if autoscale:
-        _print_replay(autoscale, *split(arguments or []), as_json)
-        return
-    if not arguments:
-        raise typer.BadParameter("name a TOML file or a recipe, or a run with --autoscale", param_hint="ARGUMENTS...")
     if layouts:
         from relax_core.cli.layouts import print_layouts
 
@@ -196,41 +183,6 @@ def plan(
         _print_plan(estimate)
     for estimate in () if anyway else stages:
         estimate.check()
-
-
-def _print_replay(run: str, sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> None:
-    """Print what the scaling policy of a configuration, by default the run's own, proposes on a recorded run."""
-    from relax_core.control.autoscale import limited_policy, recorded_signals, replay
-    from relax_core.control.prepare import plan_run
-    from relax_core.views.run import open_run, readable_documents
-
-    view = open_run(run)
-    config = [str(view.path / "config.toml")]
-    planned = plan_run(sources or config, overrides, on_disk=bool(sources))
-    limited = limited_policy(planned.composed.config, planned.catalogue)
-    if limited is None:
-        raise ConfigError("autoscale", "nothing", "name a scaling policy, such as autoscale=balance")
-    with readable_documents(view):
-        windows = list(recorded_signals(view.events()))
-    if not windows:
-        raise ConfigError("--autoscale", run, "its events.jsonl has no engine signals: choose a run of at least 10 s")
-    found = replay(limited, windows)
-    name = planned.composed.config.autoscale.name if planned.composed.config.autoscale else ""
-    if as_json:
-        proposals = [{"seconds": round(one.seconds, 3), **asdict(one.proposal)} for one in found]
-        print_json({"schema": "relax.autoscale/1", "policy": name, "windows": len(windows), "proposals": proposals})
-        return
-    rows = [
-        (f"{one.seconds:.0f}", str(at.size), str(at.wanted), str(at.target or "-"), at.held_by or "-", at.reason)
-        for one in found
-        for at in (one.proposal,)
-    ]
-    spanned_s = windows[-1].at - windows[0].at
-    say(f"{name} on {len(windows)} windows of {view.name} in {spanned_s:.0f} s; the recorded run did not obey it")
-    if rows:
-        print_table(("second", "engines", "wanted", "target", "limit", "reason"), rows)
-    else:
-        say("no proposal: the policy keeps the number of engines")
 
 
 def _plan_document(estimate: RunEstimate) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_reward_errors(config, catalogue, found, generated),
         *_sink_errors(config),
         *_placement_errors(config, own),
-        *_autoscale_errors(config, generated),
+        *_autoscale_errors(config, catalogue, generated),
         *_external_errors(config, generated),
         *_label_errors(config),
         *_ignored_errors(config),
@@ -322,7 +322,7 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
             yield ConfigError("placement.critic", "ranks of its own", fix)
 
 
-def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
+def _autoscale_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
     """Refuse a scaling policy without engines, and a start outside of its limits; the planner checks the devices."""
     table, engines = config.autoscale, config.placement.rollout.engines
     if table is None:
@@ -330,6 +330,7 @@ def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
     if not generated:
         fix = f"{config.algorithm.name} trains on the rows of a dataset, without engines: remove this table"
         yield ConfigError("autoscale.name", table.name, fix)
+    yield from catalogue.lacking("relax_autoscaler", "autoscale", table.name)
     if engines > table.max_engines:
         fix = f"the scaling policy keeps at most autoscale.max_engines = {table.max_engines}: set at most as many"
         yield ConfigError("placement.rollout.engines", engines, fix)

@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from relax_core.api.component import BY_TABLE, Chosen
 from relax_core.api.options import Options, TableOptions
 from relax_core.api.role import Context
+from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.config.annotation import PathText, models_in
 from relax_core.config.guard_tables import GuardsTable
 from relax_core.config.tables import (
@@ -143,23 +144,8 @@ class SandboxChoice(SandboxKeys, Choice):
     """The chosen sandbox, with its core keys."""
 
 
-class AutoscaleKeys(Options):
-    """Core keys of a scaling policy: limits on its proposals."""
-
-    max_engines: PositiveInt = 8
-    """Most engines; the least number is `placement.rollout.min_engines`."""
-    out_cooldown_s: NonNegativeFloat = 30.0
-    """Seconds after a change of the pool, or its start, before engines may join."""
-    in_cooldown_s: NonNegativeFloat = 300.0
-    """Seconds after a change of the pool, or its start, before engines may leave."""
-    max_joining: PositiveInt = 4
-    """Most engines that join in one change."""
-    max_leaving: PositiveInt = 1
-    """Most engines that leave in one change."""
-
-
-class AutoscaleChoice(AutoscaleKeys, Choice):
-    """The chosen scaling policy, with its core keys."""
+class AutoscaleChoice(ScalingLimits, Choice):
+    """The chosen scaling policy, with the limits on its proposals."""
 
 
 class BackendChoice(BackendKeys, Choice):
@@ -245,7 +231,7 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "media": (MediaKeys, MediaChoice),
     "weights": (WeightKeys, WeightChoice),
     "sandbox": (SandboxKeys, SandboxChoice),
-    "autoscale": (AutoscaleKeys, AutoscaleChoice),
+    "autoscale": (ScalingLimits, AutoscaleChoice),
 }
 """Component table with core keys -> (model of these keys, class of the resolved table)."""
 OUTLIVE_NAME = frozenset(
@@ -256,7 +242,7 @@ OUTLIVE_NAME = frozenset(
         *EnvironmentKeys.model_fields,
         *WeightKeys.model_fields,
         *SandboxKeys.model_fields,
-        *AutoscaleKeys.model_fields,
+        *ScalingLimits.model_fields,
     }
 )
 """Core keys that keep their values when another component is chosen, because they do not depend on the component."""

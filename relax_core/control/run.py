@@ -36,7 +36,7 @@ from relax_core.api.events import (
     WorkAtEnd,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
-from relax_core.control.autoscale import Autoscaler
+from relax_core.api.scaling import Autoscaler, ScalingPolicy
 from relax_core.control.export_push import ExportPusher
 from relax_core.control.preflight import first_step
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
@@ -399,8 +399,13 @@ class RunController:
         """
         stop_sent_at: float | None = None
         polled_at = float("-inf")
-        autoscaler = Autoscaler.of(stage.config, self._prepared.catalogue)
-        table, target = stage.config.checkpoint, self._prepared.catalogue.target
+        catalogue, table, target = self._prepared.catalogue, stage.config.checkpoint, self._prepared.catalogue.target
+        autoscaler: Autoscaler | None = None
+        if (autoscale := stage.config.autoscale) is not None:
+            policy, least = catalogue.build(autoscale.chosen, ScalingPolicy), stage.config.placement.rollout.least
+            made = catalogue.part("relax_autoscaler", policy=policy, limits=autoscale, min_engines=least)
+            autoscaler = cast(Autoscaler, made)
+        scaling = autoscaler.start() if autoscaler else None
         stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
             await self._record_events(recorder, WATCH_S)
@@ -408,8 +413,10 @@ class RunController:
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 signals = recorder.signals()
-                if signals and autoscaler and not self.stopping and (event := autoscaler.decide(signals, signals.at)):
-                    recorder.write(event)
+                if signals and autoscaler and not self.stopping:
+                    scaling, event = autoscaler.decide(scaling, signals, signals.at)
+                    if event is not None:
+                        recorder.write(event)
                     if isinstance(event, ScalingProposed) and event.target is not None:
                         key = f"autoscale-{uuid.uuid4().hex}"
                         wanted = asdict(ScaleRequest(key, event.pool, event.target, keep_partial=True))

@@ -203,6 +203,23 @@ class Catalogue:
             if any(caller.name in observed for caller in manager.get_hookcallers(plugin) or ())
         } | self._functions
 
+    def part(self, hook: str, **facts: object) -> object:
+        """Return the part of a run that one plugin makes by a part hook; `lacking` reports a plugin that is absent."""
+        made: object = getattr(self._loader.manager.hook, hook)(**facts)
+        return made
+
+    def lacking(self, hook: str, field: str, got: object) -> Iterator[ConfigError]:
+        """Yield an error unless exactly one plugin implements a part hook that the configuration key `field` needs."""
+        makers = getattr(self._loader.manager.hook, hook).get_hookimpls()
+        if len(makers) > 1:
+            names = " and ".join(sorted(maker.plugin_name for maker in makers))
+            yield ConfigError(field, got, f"several plugins implement {hook}: {names}; name one of them in {DENY}")
+        elif not makers:
+            home = installable()["hook"][hook]
+            absent = next((record for record in self._records if canonical(record.distribution) == home), None)
+            unusable = absent and f"{absent.title} does not load ({absent.reason}): see `relax plugins list`"
+            yield ConfigError(field, got, unusable or f"its plugin is not installed; pip install {home}")
+
     def observe(self, name: str, function: Callable[[Event], object]) -> None:
         """Add an observer: a function that gets every event for which there is a hook."""
         self._functions[name] = SimpleNamespace(**dict.fromkeys(HOOKS.values(), function))
@@ -260,7 +277,7 @@ def default_tables() -> dict[str, dict[str, Any]]:
 
 @cache
 def installable() -> dict[str, dict[str, str]]:
-    """Return the distribution to install for each component and command of this repository's plugins, by kind and name.
+    """Return the distribution to install for each component, command and part hook of this repository's plugins.
 
     `.ci/plugins.py` writes the file, so that no error recommends a package that does not exist.
     """

@@ -76,6 +76,8 @@ class Record:
     components: tuple[Offered, ...] = ()
     hooks: tuple[str, ...] = ()
     """Observer hooks that the plugin implements."""
+    parts: tuple[str, ...] = ()
+    """Part hooks that the plugin implements."""
     commands: tuple[RelaxCommand, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks for users, such as the remark that a second plugin uses the same name."""

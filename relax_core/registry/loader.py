@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MARK = f"{hooks.PROJECT}_impl"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
+PARTS = tuple(name for name in SPECIFIED if vars(hooks)[name].relax_spec["firstresult"])
+"""Hooks that return the part of a run that one plugin implements."""
 
 HOOKS: dict[type, str] = {
     events.RunOpened: "relax_run_opened",
@@ -93,8 +95,9 @@ class Loader:
             raise
         self._owner[record.module] = record
         callers = self.manager.get_hookcallers(module) or ()
-        observed = sorted(caller.name for caller in callers if caller.name not in BY_HOOK)
-        return replace(record, components=offered, hooks=tuple(observed))
+        observed = sorted(caller.name for caller in callers if caller.name not in (*BY_HOOK, *PARTS))
+        parts = tuple(caller.name for caller in callers if caller.name in PARTS)
+        return replace(record, components=offered, hooks=tuple(observed), parts=parts)
 
     def _offered(self, module: ModuleType) -> Iterator[Offered]:
         for caller in self.manager.get_hookcallers(module) or ():
@@ -150,7 +153,7 @@ def load_file(loader: Loader, path: str) -> Record:
     except (Exception, SystemExit) as error:
         message = f"the plugin cannot be loaded: {said(error)}; correct the file, or remove it from `plugins`"
         raise PluginError(str(file), message, plugin_frames(error)) from error
-    if not loaded.components and not loaded.hooks:
+    if not (loaded.components or loaded.hooks or loaded.parts):
         raise PluginError(
             str(file), "the file defines no component class and no hook; subclass a base of relax_core.api"
         )

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from relax_core.api.scaling import Proposal, Signals
-from relax_core.config.run_config import AutoscaleKeys
+from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.testing.simulated_pool import SimulatedPool, reversals, simulate
 from relax_core.testing.suite import Suite
 
@@ -91,7 +91,7 @@ class ScalingPolicySuite(Suite):
                 assert proposal is None, f"decide() proposed {proposal} without any signal"
 
     def test_a_constant_load_does_not_make_the_pool_oscillate(self, made: Any) -> None:
-        limits = AutoscaleKeys(max_engines=12)
+        limits = ScalingLimits(max_engines=12)
         for engines, train_s in ((3, 5.0), (3, 60.0), (10, 60.0)):
             windows = simulate(made, limits, SimulatedPool(engines=engines, train_s=train_s), 200)
             sizes = [window.signals.size for window in windows]

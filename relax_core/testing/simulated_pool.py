@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
-from relax_core.api.scaling import ScalingPolicy, Signals
-from relax_core.config.run_config import AutoscaleKeys
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision
+from relax_core.api.errors import PluginError
+from relax_core.api.events import Logged, ScalingProposed
+from relax_core.api.scaling import Autoscaler, ScalingPolicy, Signals
+from relax_core.api.scaling_limits import ScalingLimits
+from relax_core.registry.catalogue import Catalogue
 
 TICK_S = 1.0
 """Seconds of one step of the simulation."""
@@ -138,30 +141,36 @@ class SimulatedPool:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWindow:
-    """One window of a simulation, and the decision after it."""
+    """One window of a simulation, and the proposal after it."""
 
     signals: Signals
-    decision: ScalingDecision | None
+    proposal: ScalingProposed | None
 
 
 def simulate(
-    policy: ScalingPolicy, limits: AutoscaleKeys, pool: SimulatedPool, windows: int, window_s: float = 10.0
+    policy: ScalingPolicy, limits: ScalingLimits, pool: SimulatedPool, windows: int, window_s: float = 10.0
 ) -> list[SimulatedWindow]:
-    """Let a limited policy scale a simulated pool; return its windows in order."""
-    limited = LimitedPolicy(policy, limits)
-    state, seen = limited.start(), list[SimulatedWindow]()
+    """Let a policy within limits scale a simulated pool; return its windows in order. Raises the policy's error."""
+    catalogue = Catalogue.load()
+    for error in catalogue.lacking("relax_autoscaler", "the limits of a policy", "no plugin"):
+        raise error
+    made = catalogue.part("relax_autoscaler", policy=policy, limits=limits, min_engines=1)
+    autoscaler = cast(Autoscaler, made)
+    state, seen = autoscaler.start(), list[SimulatedWindow]()
     for _ in range(windows):
         pool.advance(window_s)
         signals = pool.signals()
-        state, decision = limited.decide(state, signals, pool.now)
-        if decision is not None and decision.target is not None:
-            pool.scale(decision.target)
-        seen.append(SimulatedWindow(signals, decision))
+        state, event = autoscaler.decide(state, signals, pool.now)
+        if isinstance(event, Logged):
+            raise PluginError(type(policy).__name__, event.message, event.fields["frames"])
+        if event is not None and event.target is not None:
+            pool.scale(event.target)
+        seen.append(SimulatedWindow(signals, event))
     return seen
 
 
 def reversals(windows: list[SimulatedWindow]) -> int:
     """Return how often the pool was scaled in the direction opposite to the change before."""
-    targets = [(w.decision.size, w.decision.target) for w in windows if w.decision and w.decision.target is not None]
+    targets = [(w.proposal.size, w.proposal.target) for w in windows if w.proposal and w.proposal.target is not None]
     joined = [target > size for size, target in targets]
     return sum(before != after for before, after in pairwise(joined))

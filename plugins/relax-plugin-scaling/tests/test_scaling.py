@@ -12,11 +12,11 @@ from relax_plugin_scaling.balance import Balance, BalanceOptions
 from relax_plugin_scaling.target_utilization import TargetUtilization, TargetUtilizationOptions
 
 from relax_core.api import ScalingPolicy, Signals
-from relax_core.config.run_config import AutoscaleKeys
+from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.testing.scaling_policy import BUSY, EVEN, IDLE, ScalingPolicySuite
 from relax_core.testing.simulated_pool import SimulatedPool, reversals, simulate
 
-LIMITS = AutoscaleKeys(max_engines=12)
+LIMITS = ScalingLimits(max_engines=12)
 
 
 class TestTargetUtilization(ScalingPolicySuite):

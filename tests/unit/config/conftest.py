@@ -14,7 +14,9 @@ import pytest
 from pydantic import field_validator
 
 from relax_core.api.component import KINDS, Configurable
+from relax_core.api.hooks import hook
 from relax_core.api.options import Options, Secret
+from relax_core.api.scaling import ScalingPolicy
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.loader import Loader
 
@@ -64,8 +66,17 @@ def component(kind: str, model: type[Options] = Options, **attributes: Any) -> t
     )
 
 
+class Limits:
+    """A plugin that makes autoscalers."""
+
+    @hook
+    def relax_autoscaler(self, policy: ScalingPolicy) -> None: ...
+
+
 def catalogue_of_tests() -> Catalogue:
-    catalogue = Catalogue((), Loader())
+    loader = Loader()
+    loader.manager.register(Limits())
+    catalogue = Catalogue((), loader)
     catalogue.add("algorithm", "grpo", component("algorithm", Clip, min_group_size=2))
     catalogue.add("algorithm", "on-policy", component("algorithm", max_staleness=0, max_updates_per_step=1))
     catalogue.add("algorithm", "sft", component("algorithm", source="dataset"))

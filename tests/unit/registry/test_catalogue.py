@@ -181,9 +181,24 @@ def test_the_observers_are_the_plugins_with_an_observer_hook(site, half):
 
 def test_every_event_that_observers_get_has_its_hook():
     from relax_core.api.component import BY_HOOK
-    from relax_core.registry.loader import HOOKS, SPECIFIED
+    from relax_core.registry.loader import HOOKS, PARTS, SPECIFIED
 
-    assert set(HOOKS.values()) == set(SPECIFIED) - set(BY_HOOK)
+    assert set(HOOKS.values()) == set(SPECIFIED) - set(BY_HOOK) - set(PARTS)
+
+
+PART = "@hook\ndef relax_autoscaler(policy, limits):\n    return policy, limits"
+
+
+def test_one_plugin_makes_a_part_of_a_run_and_its_absence_names_the_distribution(site):
+    deny = {"RELAX_DISABLE_PLUGINS": "relax-plugin-scaling"}
+    (absent,) = Catalogue.load(environ=deny).lacking("relax_autoscaler", "autoscale", "balance")
+    assert "relax-plugin-scaling 0.1.0 does not load (switched off: RELAX_DISABLE_PLUGINS" in absent.fix
+    site.install("fake-limits", PART)
+    made = Catalogue.load(environ=deny)
+    assert not list(made.lacking("relax_autoscaler", "autoscale", "balance"))
+    assert made.part("relax_autoscaler", policy="balance", limits="all", min_engines=1) == ("balance", "all")
+    (several,) = load().lacking("relax_autoscaler", "autoscale", "balance")
+    assert "fake-limits:" in several.fix and "relax-plugin-scaling:" in several.fix
 
 
 def test_the_same_plugins_verify(half):

@@ -260,7 +260,7 @@ ELSEWHERE = {
 }
 NOT_LEARNT = {
     "plugins": "names files of components",
-    "autoscale": "how many engines there are; tests/unit/engines/test_scaling_limits.py",
+    "autoscale": "how many engines there are; plugins/relax-plugin-scaling/tests/test_limits.py",
     "engines": "how other models are asked; what they answer is a reward's or a teacher's",
     "data.media": "where media may come from",
     "rollout.spare_groups": "which groups a step has; tests/unit/bus/test_rule.py",

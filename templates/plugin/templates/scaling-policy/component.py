@@ -1,6 +1,6 @@
 """The scaling policy `{{ cookiecutter.name }}`: proposes the number of engines of a pool, once for each window of signals.
 
-A policy is a pure function of its state and the signals: no clock, no random numbers, no memory in `self`. The core
+A policy is a pure function of its state and the signals: no clock, no random numbers, no memory in `self`. The run
 applies the limits of `[autoscale]` (minimum, maximum, cool-downs) to each proposal.
 """
 

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scaling policy within limits: a state machine that limits proposals, and passes no bad data to the policy."""
+"""A scaling policy within limits: a state machine that limits proposals, and hides incomplete windows from the policy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from relax_core.api.errors import PluginError
-from relax_core.api.scaling import Proposal, ScalingPolicy, Signals
-from relax_core.config.run_config import AutoscaleKeys
-from relax_core.observe.signals import WINDOW_S
-from relax_core.registry.shapes import shown
+from relax_core.api import PluginError, Proposal, ScalingLimits, ScalingPolicy, Signals
+from relax_core.api.events import ScalingProposed
 
-MAX_GAP_S = 3 * WINDOW_S
-"""Longest time between two windows, in seconds; after a longer time the policy starts anew."""
+POOL = "rollout"
+"""The pool of the policy's engines."""
+MAX_GAP_S = 30.0
+"""Longest time between two windows, in seconds: the length of three windows. After a longer time the policy starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedState:
-    """The state of a limited policy and of the policy within."""
+    """The state of a limited policy."""
 
     policy: Any
+    """State of the policy within the limits."""
     at: float | None = None
     """End of the newest window; None: no window yet."""
     size: int | None = None
@@ -29,24 +29,8 @@ class LimitedState:
     """Time of the last change of the pool, or of its first window; None: no window yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingDecision:
-    """A policy's proposal, and its result within the limits."""
-
-    size: int
-    """Size of the pool when the policy decided."""
-    wanted: int
-    """Number of engines that the policy proposed."""
-    target: int | None
-    """Number of engines that the pool should have now; None: no change."""
-    reason: str
-    """The policy's reason."""
-    held_by: str = ""
-    """Limit that reduced or stopped the proposal; empty: none."""
-
-
 class LimitedPolicy:
-    """One scaling policy within limits: `(state, signals, now) -> (state, decision)`.
+    """One scaling policy within limits: `(state, signals, now) -> (state, proposal)`.
 
     Invariants:
     - A target is between `min_engines` and `max_engines`, and in the direction of the proposal.
@@ -56,7 +40,7 @@ class LimitedPolicy:
     - Two targets are separated by the cool-down of the later one's direction. A change by a person counts too.
     """
 
-    def __init__(self, policy: ScalingPolicy, limits: AutoscaleKeys, min_engines: int = 1) -> None:
+    def __init__(self, policy: ScalingPolicy, limits: ScalingLimits, min_engines: int = 1) -> None:
         """`min_engines`: number of the oldest engines, which never leave."""
         self.policy, self.limits, self.min_engines = policy, limits, min_engines
 
@@ -64,8 +48,8 @@ class LimitedPolicy:
         """Return the state before the first window."""
         return LimitedState(self.policy.start())
 
-    def decide(self, state: LimitedState, signals: Signals, now: float) -> tuple[LimitedState, ScalingDecision | None]:
-        """Pass one window to the policy; return the next state, and the decision on the policy's proposal, if any."""
+    def decide(self, state: LimitedState, signals: Signals, now: float) -> tuple[LimitedState, ScalingProposed | None]:
+        """Pass one window to the policy; return the next state, and the policy's proposal within the limits, if any."""
         size = signals.size
         if state.at == signals.at:
             return state, None  # the same window again
@@ -80,10 +64,10 @@ class LimitedPolicy:
         state = replace(state, policy=after, at=signals.at)
         if proposal is None or self._checked(proposal).target == size:
             return state, None
-        decision = self._limited(state, size, proposal, now)
-        if decision.target is not None:
+        limited = self._limited(state, size, proposal, now)
+        if limited.target is not None:
             state = replace(state, changed_at=now)
-        return state, decision
+        return state, limited
 
     def _checked(self, proposal: Any) -> Proposal:
         """Return a valid proposal. Raises PluginError for another type or a number below 1."""
@@ -91,9 +75,9 @@ class LimitedPolicy:
         if typed and proposal.target >= 1:
             return cast(Proposal, proposal)
         fix = "want None, or a Proposal with a target of at least 1 and a reason"
-        raise PluginError(type(self.policy).__name__, f"decide() proposed {shown(proposal)}; {fix}")
+        raise PluginError(type(self.policy).__name__, f"decide() proposed {repr(proposal)[:200]}; {fix}")
 
-    def _limited(self, state: LimitedState, size: int, proposal: Proposal, now: float) -> ScalingDecision:
+    def _limited(self, state: LimitedState, size: int, proposal: Proposal, now: float) -> ScalingProposed:
         limits, wanted = self.limits, proposal.target
         joins = wanted > size
         cooldown_s = limits.out_cooldown_s if joins else limits.in_cooldown_s
@@ -110,4 +94,4 @@ class LimitedPolicy:
         if changes and now - state.changed_at < cooldown_s:
             changes = False
             held_by = f"{'out' if joins else 'in'}_cooldown_s = {cooldown_s:g}"
-        return ScalingDecision(size, wanted, target if changes else None, proposal.reason, held_by)
+        return ScalingProposed(POOL, size, wanted, target if changes else None, proposal.reason, held_by)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scaling policy of a run: fed from heartbeats in a live run, and from recorded signals by `relax plan`."""
+"""The scaling policy of a run: fed from heartbeats in a live run, and from recorded signals by `relax autoscale`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_scaling.autoscaler import Autoscaler
+from relax_plugin_scaling.replay import recorded_signals
 from typer.testing import CliRunner
 
 from relax_core.api import Proposal, ScalingPolicy, Signals
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EnginesMeasured, Logged, StepFinished
 from relax_core.api.role import Heartbeat
+from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.cli.main import app
-from relax_core.config.run_config import AutoscaleKeys, to_toml
-from relax_core.control.autoscale import Autoscaler
-from relax_core.engines.scaling_limits import LimitedPolicy
+from relax_core.config.run_config import to_toml
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
@@ -30,7 +31,7 @@ from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted, lis
 
 PLACED = {"placement": {"mode": "hybrid"}}
 UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4, "out_cooldown_s": 60.0}, **PLACED}
-LIMITS = AutoscaleKeys(max_engines=4, out_cooldown_s=20.0)
+LIMITS = ScalingLimits(max_engines=4, out_cooldown_s=20.0)
 
 
 def loaded(running: int, seconds: float) -> Life:
@@ -140,17 +141,20 @@ class Wanting(ScalingPolicy):
 
 
 def decided(scaler: Autoscaler, windows: int) -> list[Any]:
-    found = [scaler.decide(replace(EVEN, serving=2, at=10.0 * number), 10.0 * number) for number in range(windows)]
-    return [getattr(event, "target", event) if event else "" for event in found]
+    state, found = scaler.start(), []
+    for number in range(windows):
+        state, event = scaler.decide(state, replace(EVEN, serving=2, at=10.0 * number), 10.0 * number)
+        found.append(getattr(event, "target", event) if event else "")
+    return found
 
 
 def test_a_stopped_proposal_is_told_once_until_it_changes() -> None:
-    scaler = Autoscaler(LimitedPolicy(Wanting(9, 9, 9, 9, 9, None, 9, 8), LIMITS.model_copy(update={"max_engines": 2})))
+    scaler = Autoscaler(Wanting(9, 9, 9, 9, 9, None, 9, 8), LIMITS.model_copy(update={"max_engines": 2}))
     assert decided(scaler, 10) == ["", None, "", "", "", "", "", None, None, ""]
 
 
 def test_a_policy_that_raises_is_off_and_the_run_goes_on() -> None:
-    scaler = Autoscaler(LimitedPolicy(Wanting(None, ZeroDivisionError("no window")), LIMITS))
+    scaler = Autoscaler(Wanting(None, ZeroDivisionError("no window")), LIMITS)
     found = decided(scaler, 6)
     assert found[:2] == ["", ""] and found[3:] == ["", "", ""]
     assert isinstance(found[2], Logged) and found[2].level == "error"
@@ -158,7 +162,7 @@ def test_a_policy_that_raises_is_off_and_the_run_goes_on() -> None:
 
 
 def test_a_policy_with_an_invalid_proposal_is_off() -> None:
-    found = decided(Autoscaler(LimitedPolicy(Wanting(0.5), LIMITS)), 4)
+    found = decided(Autoscaler(Wanting(0.5), LIMITS), 4)
     assert "want None, or a Proposal with a target of at least 1" in found[1].message and found[2:] == ["", ""]
 
 
@@ -166,11 +170,11 @@ def test_a_policy_with_an_invalid_proposal_is_off() -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, catalogue: Catalogue) -> Path:
+def recorded(tmp_path: Path) -> Path:
     """A run directory with six windows of an even load and six of a high load; the run had no policy."""
     path = tmp_path / "run"
     path.mkdir()
-    (path / "config.toml").write_text(to_toml(configured(catalogue, **PLACED).dump()))
+    (path / "config.toml").write_text(to_toml(configured(Catalogue.load(), **PLACED).dump()))
     wall = iter(range(1_000_000, 2_000_000, 10))
     log = EventLog(path, Redactor({}), wall=lambda: float(next(wall)))
     for number, load in enumerate([EVEN] * 6 + [BUSY] * 6):
@@ -191,7 +195,7 @@ def relax() -> Iterator[Callable[..., str]]:
 
 
 def test_a_policy_is_replayed_on_a_recorded_run(relax, recorded: Path) -> None:
-    at = ("plan", "autoscale=target-utilization", "--autoscale", recorded)
+    at = ("autoscale", recorded, "autoscale=target-utilization")
     found = json.loads(relax(*at, "--json"))
     assert (found["schema"], found["policy"], found["windows"]) == ("relax.autoscale/1", "target-utilization", 12)
     assert [(one["seconds"], one["size"], one["wanted"], one["target"]) for one in found["proposals"]] == [
@@ -199,24 +203,21 @@ def test_a_policy_is_replayed_on_a_recorded_run(relax, recorded: Path) -> None:
     ]  # fmt: skip
     assert found["proposals"][0]["held_by"] == "max_joining = 4"
     table = relax(*at)
-    assert "target-utilization on 12 windows of run in 110 s; the recorded run did not obey it" in table
+    assert "target-utilization on 12 windows of run in 110 s; the recorded run did not obey the policy" in table
     assert "max_joining = 4" in table and "use 0.99 is above high" not in table and "use 1.00 is above high" in table
-    calm = relax("plan", "autoscale=target-utilization", "autoscale.waiting_per_engine=1000", "autoscale.high=1.0",
-                 "autoscale.oldest_wait_s=600", "--autoscale", recorded)  # fmt: skip
+    calm = relax(*at, "autoscale.waiting_per_engine=1000", "autoscale.high=1.0", "autoscale.oldest_wait_s=600")
     assert "no proposal: the policy keeps the number of engines" in calm
 
 
 def test_a_replay_needs_a_policy_and_signals(relax, recorded: Path) -> None:
     with pytest.raises(ConfigError, match=r"autoscale: got nothing; name a scaling policy, such as autoscale=balance"):
-        relax("plan", "--autoscale", recorded)
+        relax("autoscale", recorded)
     (recorded / "events.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"--autoscale: got .*its events.jsonl has no engine signals"):
-        relax("plan", "autoscale=balance", "--autoscale", recorded)
+    with pytest.raises(ConfigError, match=r"RUN: got .*its events.jsonl has no engine signals"):
+        relax("autoscale", recorded, "autoscale=balance")
 
 
 def test_signals_of_a_restarted_run_are_in_the_order_of_the_wall_clock(recorded: Path) -> None:
-    from relax_core.control.autoscale import recorded_signals
-
     records = [json.loads(line) for line in (recorded / "events.jsonl").read_text().splitlines()]
     found = list(recorded_signals(records))
     assert [signals.at - found[0].at for signals in found] == [10.0 * number for number in range(12)]

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, strategies as st
+from relax_plugin_scaling.limits import LimitedPolicy
 
 from relax_core.api import PluginError, Proposal, ScalingPolicy, Signals
-from relax_core.config.run_config import AutoscaleKeys
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision
+from relax_core.api.events import ScalingProposed
+from relax_core.api.scaling_limits import ScalingLimits
 
-LIMITS = AutoscaleKeys(max_engines=8, out_cooldown_s=60.0, in_cooldown_s=300.0)
+LIMITS = ScalingLimits(max_engines=8, out_cooldown_s=60.0, in_cooldown_s=300.0)
 
 
 class Wants(ScalingPolicy):
@@ -39,12 +40,12 @@ class Watched:
     """A limited policy and its state."""
 
     limited: LimitedPolicy
-    decisions: list[ScalingDecision | None] = field(default_factory=list)
+    decisions: list[ScalingProposed | None] = field(default_factory=list)
 
     def __post_init__(self):
         self.state = self.limited.start()
 
-    def see(self, signals: Signals, now: float | None = None) -> ScalingDecision | None:
+    def see(self, signals: Signals, now: float | None = None) -> ScalingProposed | None:
         self.state, decision = self.limited.decide(self.state, signals, signals.at if now is None else now)
         return decision
 
@@ -58,7 +59,7 @@ signals = st.builds(
     starting=st.none() | st.sampled_from([0, 0, 0, 0, 1]), leaving=st.none() | st.sampled_from([0, 0, 0, 0, 1]),
 )  # fmt: skip
 limits = st.builds(
-    AutoscaleKeys, max_engines=st.integers(4, 9),
+    ScalingLimits, max_engines=st.integers(4, 9),
     out_cooldown_s=st.sampled_from([0.0, 20.0, 60.0]), in_cooldown_s=st.sampled_from([0.0, 50.0]),
     max_joining=st.integers(1, 4), max_leaving=st.integers(1, 4),
 )  # fmt: skip
@@ -66,7 +67,7 @@ limits = st.builds(
 
 @given(limits, st.integers(1, 4), st.lists(st.none() | st.integers(1, 20), min_size=1), st.lists(signals, max_size=60))
 def test_any_policy_is_kept_within_the_limits(
-    limits: AutoscaleKeys, least: int, targets, steps: Iterable[Signals]
+    limits: ScalingLimits, least: int, targets, steps: Iterable[Signals]
 ) -> None:
     """`at` of each drawn window is the time since the one before."""
     watched, now, changed_at = Watched(LimitedPolicy(Wants(*targets), limits, least)), 0.0, None

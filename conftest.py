@@ -26,6 +26,7 @@ from tests.forked import GROUP, Forked
 settings.register_profile("relax", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("relax")
+collect_ignore_glob = ["plugins/*/templates/*"]
 FOLDERS = itertools.count()
 """Numbers of the folders of this process's tests."""
 

@@ -3,5 +3,17 @@
 
 from .config.compose import Composed as Composed, compose as compose
 from .control.prepare import Prepared as Prepared, plan_run as plan_run, prepare as prepare
-from .registry.catalogue import Catalogue as Catalogue
+from .registry.catalogue import Catalogue as Catalogue, known_kind as known_kind
+from .registry.description import (
+    describe as describe,
+    describe_command as describe_command,
+    heavy_imports as heavy_imports,
+    selected as selected,
+)
+from .registry.handshake import (
+    PluginState as PluginState,
+    Record as Record,
+    api_range as api_range,
+    core_range as core_range,
+)
 from .runners.engine_host import EngineHost as EngineHost, host_engine as host_engine

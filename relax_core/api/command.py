@@ -7,7 +7,7 @@ A command is one entry point of the group `relax.commands`. Its name holds the c
     [project.entry-points."relax.commands"]
     "greet | watch | Greet a run." = "my_package.greet:greet"
 
-A name of two words adds a verb to another command: `"plugins sign | plugins | Sign a plugin."` is `relax plugins sign`.
+A name of two words adds a verb to another command: `"data greet | watch | Greet a run."` is called after `relax data`.
 """
 
 from __future__ import annotations

@@ -44,6 +44,24 @@ Arguments = Annotated[
 Run = Annotated[
     str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: the latest run.")
 ]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Return the names of components, commands and distributions that start with `incomplete`, for shell completion."""
+    from relax_core.registry import Catalogue
+
+    records = Catalogue.load().records
+    names = {component.name for record in records for _, component in record.components}
+    names |= {command.name for record in records for command in record.commands}
+    return sorted(n for n in names | {record.distribution for record in records} if n.startswith(incomplete))
+
+
+Named = Annotated[
+    str,
+    typer.Argument(
+        help="A component, distribution:component, distribution, or ./file.py.", autocompletion=complete_name
+    ),
+]
 Address = Annotated[
     str, typer.Option(help="Ask the control API at http://HOST:PORT or unix:PATH instead of a run here.")
 ]

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from relax_core.api.errors import InfrastructureError
 
@@ -87,7 +87,7 @@ class Record:
         """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}".rstrip()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the record as `relax plugins list --json` prints it."""
         return {
             "name": self.name,

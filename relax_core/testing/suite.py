@@ -23,7 +23,7 @@ from relax_core.api.component import KINDS, Configurable
 from relax_core.api.errors import ConfigError
 from relax_core.config.run_config import keys_model
 from relax_core.registry import Catalogue
-from relax_core.registry.check import heavy_imports
+from relax_core.registry.description import heavy_imports
 from relax_core.registry.loader import build_options, contract_violation
 from relax_core.testing.apart import Apart, run_apart
 

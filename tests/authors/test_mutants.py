@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_authoring.new_project import bake
 
 from relax_core.registry import Catalogue
-from relax_core.registry.templates import bake
 from relax_core.testing.algorithm import AlgorithmSuite
 from relax_core.testing.direct_sandbox import DirectSandbox
 from relax_core.testing.sandbox import LIMITS, SandboxSuite

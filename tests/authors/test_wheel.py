@@ -26,11 +26,17 @@ def test_all_modules_are_imported_from_the_wheels(author: Home) -> None:
     assert [file for file in json.loads(done.out) if not Path(file).is_relative_to(site)] == []
 
 
-def test_every_file_of_the_packages_and_templates_is_in_the_cores_wheel(wheels: Path) -> None:
+def test_every_template_is_in_the_wheel_of_its_plugin(wheels: Path) -> None:
+    (wheel,) = wheels.glob("relax_plugin_authoring-*.whl")
+    project = ROOT / "plugins/relax-plugin-authoring"
+    wanted = {f"relax_plugin_authoring/{path.relative_to(project)}" for path in files(project / "templates")}
+    assert len(wanted) > 50 and sorted(wanted - set(ZipFile(wheel).namelist())) == []
+
+
+def test_every_file_of_the_packages_is_in_the_cores_wheel(wheels: Path) -> None:
     (wheel,) = wheels.glob("relax_core-*.whl")
     held = set(ZipFile(wheel).namelist())
     wanted = {str(path.relative_to(ROOT)) for name in ("relax_core", "relax_contrib") for path in files(ROOT / name)}
-    wanted |= {f"relax_core/{path.relative_to(ROOT)}" for path in files(ROOT / "templates")}
     assert {"relax_core/py.typed", "relax_core/registry/plugins.json"} <= wanted
     assert {name for name in wanted if name.endswith("recipe.toml")}
     assert sorted(wanted - held) == []

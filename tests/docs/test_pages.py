@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import typer.main
 from cookiecutter.main import cookiecutter
+from relax_plugin_authoring.new_project import bake, template_of
 from typer.testing import CliRunner
 
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
 from relax_core.control.prepare import known_recipes
-from relax_core.registry.templates import bake, template_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -142,7 +142,7 @@ def test_short_help_works_everywhere_and_the_version_is_printed() -> None:
 
 def test_every_command_that_a_text_names_exists() -> None:
     """Error messages, docstrings, templates and pages name a command after a backtick, or after words such as `next:`."""
-    roots = [ROOT / name for name in ("relax_core", "relax_contrib", "plugins", "templates", "docs", "README.md")]
+    roots = [ROOT / name for name in ("relax_core", "relax_contrib", "plugins", "docs", "README.md")]
     paths = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
     recipes, seen, faults = set(known_recipes()), 0, []
     for path in (path for path in paths if path.suffix in {".py", ".md", ".toml", ".html"}):

@@ -25,7 +25,7 @@ LIMIT_S = 900
 
 def copied(folder: Path) -> dict[str, str]:
     """Copy what the tests need; return the environment in which the copy is imported, and not what is installed."""
-    for name in ("relax_core", "relax_contrib", "plugins", "tests", "templates", "conftest.py", "pyproject.toml"):
+    for name in ("relax_core", "relax_contrib", "plugins", "tests", "conftest.py", "pyproject.toml"):
         source = ROOT / name
         skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
         if source.is_dir():

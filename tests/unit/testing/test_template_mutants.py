@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-
-from relax_core.registry.templates import bake
+from relax_plugin_authoring.new_project import bake
 
 pytestmark = [pytest.mark.process, pytest.mark.one_process("suites of suites")]
 MUTANTS: dict[str, dict[str, tuple[str, str]]] = {

@@ -7,12 +7,12 @@ import zipfile
 
 import pytest
 from packaging.metadata import parse_email
+from relax_plugin_authoring.new_project import bake
+from relax_plugin_authoring.publish import check_metadata, check_wheel, invalid_fields, publish
 from typer.testing import CliRunner
 
 from relax_core.api import ConfigError
 from relax_core.cli.main import app
-from relax_core.registry.publish import check_metadata, check_wheel, invalid_fields, publish
-from relax_core.registry.templates import bake
 
 METADATA = """\
 Metadata-Version: 2.4

@@ -11,7 +11,7 @@ import json
 
 import pytest
 
-from relax_core.registry.check import REPORT_PREFIX
+from relax_plugin_authoring.check import REPORT_PREFIX
 
 
 class ReportLines:

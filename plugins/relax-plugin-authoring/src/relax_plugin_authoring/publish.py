@@ -19,27 +19,27 @@ from configparser import ConfigParser
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import copy2
-from typing import Any
 
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from relax_core.api import ConfigError
 from relax_core.api.command import COMMANDS
-from relax_core.api.errors import ConfigError
-from relax_core.registry.handshake import api_range, canonical, core_range
-from relax_core.registry.installed import PLUGINS
+from relax_core.launch import api_range, core_range
 
+PLUGINS = "relax.plugins"
 BUILD_S = 600.0
 """Seconds for the build, which may install the build backend first."""
 _IMPORT_S = 300.0
 _PREFIX = "relax-plugin-"
 _EXAMINE = """
 import json, sys
-from relax_core.registry import Catalogue
-from relax_core.registry.check import examine, records_named
+from relax_core.launch import Catalogue, selected
+from relax_plugin_authoring.check import examine
 catalogue = Catalogue.load()
-found = [item.as_dict() for item in examine(catalogue, records_named(catalogue, sys.argv[1]))]
+found = [item.as_dict() for item in examine(catalogue, selected(catalogue, sys.argv[1]))]
 print("\\n" + json.dumps(found))
 """
 
@@ -72,7 +72,7 @@ class Publication:
         """True if no finding blocks the upload."""
         return not any(finding.blocks for finding in self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "schema": "relax.publish/1",
             "ready": self.ready,
@@ -159,8 +159,9 @@ def invalid_fields(data: bytes, unknown: Mapping[str, Sequence[str]]) -> Iterato
 def check_metadata(raw: RawMetadata, points: Mapping[str, str]) -> Iterator[PublishFinding]:
     """Yield the problems of a plugin's metadata; `points`: its entry points of the groups that Relax reads."""
     name = raw.get("name", "")
-    if not canonical(name).startswith(_PREFIX):
-        fix = f'name the project "{_PREFIX}{canonical(name).removeprefix("relax-")}", so that users find it'
+    canonical = canonicalize_name(name)
+    if not canonical.startswith(_PREFIX):
+        fix = f'name the project "{_PREFIX}{canonical.removeprefix("relax-")}", so that users find it'
         yield PublishFinding("name", f"{name!r} does not begin with {_PREFIX}", fix, blocks=False)
     yield from _check_version(raw.get("version", ""))
     if not raw.get("summary", "").strip():

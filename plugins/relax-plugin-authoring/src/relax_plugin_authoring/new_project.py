@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from cookiecutter.generate import generate_context, generate_files
+from cookiecutter.prompt import prompt_for_config
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-import relax_core
+from relax_core.api import KINDS, ConfigError
 from relax_core.api.command import KEBAB
-from relax_core.api.component import KINDS
-from relax_core.api.errors import ConfigError
-from relax_core.registry.catalogue import Catalogue, known_kind
-from relax_core.registry.handshake import core_range
+from relax_core.launch import Catalogue, core_range, known_kind
 
 PREFIX = "relax-plugin-"
 COMMAND = "command"
@@ -51,33 +50,26 @@ def bake(kind: str, name: str, out: Path, source: Path | None = None, spdx: str 
     if source is not None:
         context |= _moved(kind, source)
     out.mkdir(parents=True, exist_ok=True)
-    _generate(template, context, out)
+    # The command `cookiecutter` would also read files in the user's home.
+    raw = generate_context(str(template / "cookiecutter.json"), extra_context=context)
+    chosen = prompt_for_config(raw, no_input=True)
+    generate_files(str(template), {"cookiecutter": chosen}, output_dir=str(out), accept_hooks=False)
     if source is not None:
         (project / "src" / project.name.replace("-", "_") / f"{module}.py").write_bytes(source.read_bytes())
     return project
 
 
 def template_of(kind: str) -> Path:
-    """Return the folder of the template: package data in a wheel, next to the package in the source tree.
+    """Return the folder of the template: package data in a wheel, beside `src` in the source tree.
 
     All kinds share the project `templates/plugin`, which includes the files of `templates/plugin/templates/KIND`. Raises
     ConfigError for a kind that does not exist.
     """
     if kind != COMMAND:
         known_kind(kind)
-    package = Path(relax_core.__file__).parent
-    places = [root / "templates" / "plugin" for root in (package, package.parent)]
+    package = Path(__file__).parent
+    places = [root / "templates" / "plugin" for root in (package, package.parents[1])]
     return next((place for place in places if place.is_dir()), places[0])
-
-
-def _generate(template: Path, context: dict[str, str], out: Path) -> None:
-    """Write a project with cookiecutter's functions; its command would also use files in the user's home."""
-    from cookiecutter.generate import generate_context, generate_files
-    from cookiecutter.prompt import prompt_for_config
-
-    raw = generate_context(str(template / "cookiecutter.json"), extra_context=context)
-    chosen = prompt_for_config(raw, no_input=True)
-    generate_files(str(template), {"cookiecutter": chosen}, output_dir=str(out), accept_hooks=False)
 
 
 def _moved(kind: str, source: Path) -> dict[str, str]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New plugin projects from templates, and checks of plugins."""

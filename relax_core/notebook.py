@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax.train`, `evaluate`, `export` and `bundle` for Python and notebooks, which do what the verbs of the command do."""
+"""`relax.train`, `evaluate`, `export` and `bundle` for Python and notebooks, which do what the verbs of the command do.
+
+All but `train` call the function that an installed plugin offers for its command.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,11 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import Event
 from relax_core.control.prepare import prepare
 from relax_core.control.run import Receive, run
-from relax_core.diagnostics.evaluate import evaluate as evaluate_target, find_target
-from relax_core.diagnostics.export import export as export_checkpoint
 from relax_core.observe.console import INTERRUPTS, Interrupts
-from relax_core.observe.eval_result import EvalResult, is_result, read_result
 from relax_core.observe.files import disk_errors
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.commands import Commands
 from relax_core.rewards.host import pack
-from relax_core.views.compare import SetComparison, compare_results
 from relax_core.views.display import LiveDisplay
 from relax_core.views.run import RunView, open_run
 
@@ -37,7 +36,7 @@ Reward = str | Mapping[str, Any] | Callable[..., Any]
 Tasks = str | Path | Iterable[Mapping[str, Any]] | Any
 """A task file or dataset folder, rows, or an object that has `to_parquet`, such as a `datasets.Dataset` or a data frame."""
 PYTHON = "relax.python"
-"""Group of the entry points with which a plugin offers the work of its command to Python, by the command's name."""
+"""Group of the entry points with which a plugin offers its commands to Python: the command's name, and a function."""
 TASKS = "tasks"
 """Folder under the runs folder for tasks passed from Python; a file is named after its content."""
 
@@ -85,10 +84,11 @@ def export(
 
     `run`: a directory or name; None: the latest run. `step`: the checkpoint; None: the newest. `push_to`: a model of the
     Hugging Face Hub, USER/NAME, to which the folder is also sent; a new one is private unless `public`. Raises the
-    errors of `relax_core.diagnostics.export.export`.
+    errors of the command, and ConfigError naming the plugin to install if no installed plugin has the command.
     """
+    write = _of_plugin("export")
     name = None if run is None else str(run)
-    return _in_thread(partial(export_checkpoint, name, Path(out), step, overrides, push_to, public)).directory
+    return cast(Path, _in_thread(partial(write, name, Path(out), step, overrides, push_to, public)).directory)
 
 
 def evaluate(
@@ -98,39 +98,21 @@ def evaluate(
     out: str | Path | None = None,
     rewards: Sequence[Reward] = (),
     overrides: Sequence[str] = (),
-) -> tuple[EvalResult, list[SetComparison]]:
+) -> tuple[Any, list[Any]]:
     """Evaluate a model folder, a checkpoint, a run or RUN@STEP, as `relax eval` does.
 
     Return the result, and its comparison with that of `against` on each set: another target, or the folder of an earlier
     result; empty without `against`. `sources`: TOML files or mappings over the run's configuration. `out`: a new
     folder; None: a new one under ./evals. `rewards`: as in `train`, in place of the configuration's; a run that was
-    trained with functions needs the same functions again. Raises the errors of `relax_core.diagnostics.evaluate.evaluate`.
+    trained with functions needs the same functions again. Raises the errors of the command, and ConfigError naming the
+    plugin to install if no installed plugin has the command.
     """
+    measure = _of_plugin("eval")
+    functions = pack(reward for reward in rewards if callable(reward))
+    layers = [*sources, *_given(rewards, functions, None)]
     folder = None if out is None else Path(out)
     other = None if against is None else str(against)
-    return _in_thread(partial(evaluate_against, str(target), sources, overrides, other, folder, rewards))
-
-
-def evaluate_against(
-    target: str, sources: Sequence[str | Path | Mapping[str, Any]], overrides: Sequence[str], against: str | None,
-    out: Path | None, rewards: Sequence[Reward] = (),
-) -> tuple[EvalResult, list[SetComparison]]:  # fmt: skip
-    """Do the work of `evaluate` in this thread. The other target's result goes to the folder `against` below `out`.
-
-    A model folder in `against` is evaluated with the configuration of the run that `target` names.
-    """
-    functions = pack(reward for reward in rewards if callable(reward))
-    sources = [*sources, *_given(rewards, functions, None)]
-    if against is None:
-        return evaluate_target(target, sources, overrides, out, functions), []
-    if is_result(Path(against)):
-        before = read_result(Path(against))
-        after = evaluate_target(target, sources, overrides, out, functions)
-    else:
-        base = () if find_target(against).config else (find_target(target).config,)
-        after = evaluate_target(target, sources, overrides, out, functions)
-        before = evaluate_target(against, (*base, *sources), overrides, after.directory / "against", functions)
-    return after, compare_results(before, after)
+    return _in_thread(partial(measure, str(target), layers, overrides, other, folder, functions))
 
 
 def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:
@@ -138,9 +120,19 @@ def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samp
 
     Raises ConfigError naming the plugin to install if no installed plugin has the command.
     """
-    plugin = distribution(Commands().find("bundle").record.distribution)
-    (entry,) = plugin.entry_points.select(group=PYTHON, name="bundle")
-    return cast(Path, entry.load()(run, out, samples=samples))
+    return cast(Path, _of_plugin("bundle")(run, out, samples=samples))
+
+
+def _of_plugin(command: str) -> Callable[..., Any]:
+    """Return the function with which a plugin offers its command to Python.
+
+    Raises ConfigError naming the plugin to install if no installed plugin has the command.
+    """
+    plugin = distribution(Commands().find(command).record.distribution)
+    entries = plugin.entry_points.select(group=PYTHON, name=command)
+    if not entries:
+        raise ConfigError("command", repr(command), f"{plugin.name} offers it only as `relax {command}`")
+    return cast(Callable[..., Any], entries[command].load())
 
 
 def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: str | None) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from .engines.scaling import PoolScaling as PoolScaling, ScaleRequest as ScaleRe
 from .observe.epoch import WriterLock as WriterLock
 from .observe.event_log import EVENTS as EVENTS, recorded_event as recorded_event
 from .observe.files import (
+    check_new_folder as check_new_folder,
     disk_errors as disk_errors,
     encode as encode,
     read_document as read_document,
@@ -33,6 +34,7 @@ from .observe.files import (
 from .observe.metrics import mean as mean, metric as metric
 from .observe.records import frame as frame, read_frames as read_frames
 from .observe.redaction import Redactor as Redactor, credentials as credentials
+from .observe.run_directory import find_run as find_run
 from .views.answers import ANSWERS as ANSWERS, scale_plan as scale_plan, scaling_of as scaling_of
 from .views.follower import LineFollower as LineFollower
 from .views.logs import (

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from relax_plugin_workbench.eval_result import EvalResult
+from relax_plugin_workbench.evaluate import find_target
 
 import relax_core
 from relax_core.api.errors import ConfigError
-from relax_core.diagnostics.evaluate import find_target
-from relax_core.observe.eval_result import EvalResult
 from relax_core.observe.redaction import Redactor
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax

@@ -19,26 +19,24 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.options import revealed
+from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import combination_errors, file_errors
-from relax_core.config.compose import compose
 from relax_core.config.layers import Source
 from relax_core.config.problems import refuse
-from relax_core.config.run_config import DEFAULT_NAMES, Choice, RunConfig, to_toml
+from relax_core.config.run_config import DEFAULT_NAMES, Choice, RunConfig
 from relax_core.config.tables import BatchTable, CriticTable, RankPlacement, ReferenceTable
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import stage_directories
 from relax_core.diagnostics.export import checkpoints, export
 from relax_core.diagnostics.try_run import ignore, local_workers, single_role
-from relax_core.observe.console import run_to_end
-from relax_core.observe.eval_result import SAMPLES, EvalResult, result_folder
-from relax_core.observe.files import read_document
-from relax_core.observe.redaction import Redactor
-from relax_core.observe.run_directory import find_run
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, compose
 from relax_core.rewards.host import announce
 from relax_core.runners.launch import Launch
+from relax_core.runs import Redactor, find_run, read_document, to_toml
 from relax_core.sampling.rollout_worker import RolloutWorker
+from relax_plugin_workbench.compare import SetComparison, compare_results
+from relax_plugin_workbench.eval_result import SAMPLES, EvalResult, is_result, read_result, result_folder
 
 OF_THE_EXPORT = ("trainer.", "run.")
 """Beginnings of the overrides that also apply to the export of a checkpoint."""
@@ -89,6 +87,28 @@ def find_target(name: str) -> Target:
         owner = next((stage.path for stage in reversed(stage_directories(run))), run)
         return Target(run.name, _config_of(owner), run / "export", run, int(summary["steps"]))
     return _of_run(run, max(checkpoints(run)))
+
+
+def evaluate_against(
+    target: str, sources: Sequence[Source], overrides: Sequence[str], against: str | None = None, out: Path | None = None,
+    functions: Mapping[str, bytes] | None = None,
+) -> tuple[EvalResult, list[SetComparison]]:  # fmt: skip
+    """Evaluate a model as `evaluate` does; return the result and its comparison with `against` on each set.
+
+    `against`: another target, whose result goes to the folder `against` below `out`, or the folder of an earlier result;
+    None: nothing is compared. A model folder in `against` is evaluated with the configuration of the run that `target`
+    names. Raises the errors of `evaluate`.
+    """
+    if against is None:
+        return evaluate(target, sources, overrides, out, functions), []
+    if is_result(Path(against)):
+        before = read_result(Path(against))
+        after = evaluate(target, sources, overrides, out, functions)
+    else:
+        base = () if find_target(against).config else (find_target(target).config,)
+        after = evaluate(target, sources, overrides, out, functions)
+        before = evaluate(against, (*base, *sources), overrides, after.directory / "against", functions)
+    return after, compare_results(before, after)
 
 
 def _of_run(run: Path, step: int) -> Target:

@@ -6,6 +6,7 @@ Both evaluations draw a task with the same seeds if their runs have the same `se
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.eval_result import EvalResult, is_result, read_result
-from relax_core.sampling.evaluation import standard_error
-from relax_core.views.run import open_run, readable
+from relax_core.runs import open_run, readable
+from relax_plugin_workbench.eval_result import EvalResult, is_result, read_result
 
 RESAMPLES, AT_ONCE = 10_000, 100
 """Resamples of the bootstrap, and those that are in memory at a time."""
@@ -80,9 +80,10 @@ def paired_difference(
     drawn = (random.integers(len(tasks), size=(AT_ONCE, len(tasks))) for _ in range(RESAMPLES // AT_ONCE))
     means = [differences[places].mean(axis=1) for places in drawn]
     low, high = np.percentile(means, INTERVAL)
+    error = float(differences.std(ddof=1)) / math.sqrt(len(tasks)) if len(tasks) > 1 else 0.0
     return PairedDifference(
         len(tasks), len(judged[0] ^ judged[1]), statistics.fmean(before), statistics.fmean(after),
-        float(differences.mean()), standard_error([[value] for value in differences.tolist()]), float(low), float(high),
+        float(differences.mean()), error, float(low), float(high),
         int((differences > 0).sum()), int((differences < 0).sum()),
     )  # fmt: skip
 

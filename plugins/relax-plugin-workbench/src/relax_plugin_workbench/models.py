@@ -14,8 +14,8 @@ from relax_core.cli.terminal import AsJson, print_json, print_table, say, split
 
 if TYPE_CHECKING:
     from relax_core.diagnostics.replay import Replay
-    from relax_core.observe.eval_result import EvalResult
-    from relax_core.views.compare import SetComparison
+    from relax_plugin_workbench.compare import SetComparison
+    from relax_plugin_workbench.eval_result import EvalResult
 
 
 def eval_(
@@ -39,7 +39,7 @@ def eval_(
     A run's own configuration is the first layer. Its sets are evaluated with the seeds of its own evaluations, so the
     results can be compared by task. The run directory is only read. The engines run on this machine.
     """
-    from relax_core.notebook import evaluate_against
+    from relax_plugin_workbench.evaluate import evaluate_against
 
     result, found = evaluate_against(target, *split(arguments or []), against, out)
     for notice in result.notices:
@@ -120,7 +120,7 @@ def compare(
     Without a step, the last evaluation of a run counts. With one argument, the first evaluation of the run is compared
     with its last evaluation, or with that of STEP.
     """
-    from relax_core.views.compare import compare
+    from relax_plugin_workbench.compare import compare
 
     found = compare(first, second, set_name, seed)
     if json:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from relax_plugin_workbench.compare import compare, paired_difference
 from typer.testing import CliRunner, Result
 
 from relax_core.api.errors import ConfigError
@@ -19,7 +20,6 @@ from relax_core.api.events import EvalFinished
 from relax_core.cli.main import app
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.views.compare import compare, paired_difference
 from tests.clocks import HandClock
 
 FIRST = {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (1.0,), "d": ()}

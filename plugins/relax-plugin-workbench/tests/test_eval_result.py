@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from relax_plugin_workbench.eval_result import EvalResult, is_result, read_result, result_folder
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.eval_result import EvalResult, is_result, read_result, result_folder
 from relax_core.observe.redaction import Redactor
 
 SET = {"set": "aime", "step": 4, "temperature": 1.0, "mean": 0.5, "count": 2, "metrics": {}, "tasks": {"a": [0.0, 1.0]}}

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.files import check_new_folder, disk_errors, encode, read_document, write_document, write_text
-from relax_core.observe.redaction import Redactor
+from relax_core.runs import (
+    Redactor,
+    check_new_folder,
+    disk_errors,
+    encode,
+    read_document,
+    write_document,
+    write_text,
+)
 
 FILE, SAMPLES = "eval.json", "samples.jsonl"
 SCHEMA = "relax.eval/1"

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from relax_plugin_workbench.export import checkpoints
 from transformers import AutoModelForCausalLM
 
 import relax_core
 from relax_core.api.errors import ConfigError
-from relax_core.diagnostics.export import checkpoints
 from tests.graph.conftest import Relax, exported, file_digest
 
 pytestmark = pytest.mark.process

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from relax_plugin_workbench.export import export
 
 from relax_core.api import ConfigError, InfrastructureError
 from relax_core.control.hub import check_account, push
-from relax_core.diagnostics.export import export
 
 WRITES = {"name": "ada", "auth": {"accessToken": {"role": "write"}}}
 

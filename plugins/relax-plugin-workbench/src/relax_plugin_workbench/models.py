@@ -156,7 +156,7 @@ def export(
     Adapters are folded in, and are also in the folder `adapter`. The run directory is only read. With --push-to, the
     account of `hf auth login` or HF_TOKEN sends the folder as one commit.
     """
-    from relax_core.diagnostics.export import export as write
+    from relax_plugin_workbench.export import export as write
 
     written = write(run, out, step, overrides or (), push_to, public)
     for notice in written.notices:
@@ -191,7 +191,7 @@ def fold_lora(
 
     Weights keep the number format of the base and are rounded once. The other files of the base are copied.
     """
-    from relax_core.diagnostics.fold import fold_lora as fold
+    from relax_plugin_workbench.fold import fold_lora as fold
 
     written = fold(base, adapter, out)
     if json:

@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.compose import compose
+from relax_core.cli.terminal import run_to_end
 from relax_core.control.hub import check_account, push
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
 from relax_core.diagnostics.try_run import local_workers, single_role
-from relax_core.observe.console import run_to_end
-from relax_core.observe.files import check_new_folder
-from relax_core.observe.run_directory import find_run
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, compose
 from relax_core.rewards.host import announce_missing
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
+from relax_core.runs import check_new_folder, find_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from relax_plugin_workbench.fold import fold_lora
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
-from relax_core.diagnostics.fold import fold_lora
 
 Adapter = Callable[..., Path]
 Q, V = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"

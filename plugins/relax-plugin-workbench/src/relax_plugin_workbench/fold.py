@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.api.errors import ConfigError, disk_error
 from relax_core.engine_kit.model_weights import ADAPTER_NAME, FLOATS, StagedAdapter, as_array, as_tensor
-from relax_core.observe.files import check_new_folder
+from relax_core.runs import check_new_folder
 from relax_core.tensor_files import safetensors_file
 from relax_core.tensor_files.whole_folder import new_folder
 

@@ -89,7 +89,7 @@ def rollout(
     Each task gets `rollout.group_size` samples. The same command continues a folder after a kill; a larger number of
     tasks extends the folder. `relax train` with `algorithm=sft` trains on the samples.
     """
-    from relax_core.diagnostics.rollout import rollout as sample
+    from relax_plugin_workbench.rollout import rollout as sample
 
     result = sample(*split(arguments), tasks, out, file_format)
     if json:

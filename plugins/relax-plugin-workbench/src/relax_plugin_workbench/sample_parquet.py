@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.files import disk_errors, sync_to_disk
+from relax_core.observe.files import sync_to_disk
+from relax_core.runs import disk_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_workbench.sample_file import SampleFile
 
 from relax_core.api.errors import ConfigError
 from relax_core.observe.redaction import Redactor
-from relax_core.observe.sample_file import SampleFile
 
 SIZE = 2
 

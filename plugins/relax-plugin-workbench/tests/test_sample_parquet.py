@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
+from relax_plugin_workbench import sample_parquet
+from relax_plugin_workbench.sample_parquet import check_pyarrow, write_parquet
 
 from relax_core.api.errors import ConfigError
 from relax_core.data.task_files import Files
-from relax_core.diagnostics import sample_parquet
-from relax_core.diagnostics.sample_parquet import check_pyarrow, write_parquet
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"a": None, "b": [1]}}]}
 IMAGE = {"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": "what?"}]}

@@ -18,20 +18,19 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.options import revealed
+from relax_core.cli.terminal import run_to_end
 from relax_core.config.layers import Source
-from relax_core.config.run_config import RunConfig, to_toml
+from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.control.prepare import make_launch, plan_run
-from relax_core.diagnostics.sample_parquet import check_pyarrow, write_parquet
+from relax_core.control.prepare import make_launch
 from relax_core.diagnostics.try_run import ignore, local_workers, played_facts, single_role
-from relax_core.observe.console import run_to_end
-from relax_core.observe.files import check_new_folder, disk_errors, write_text
-from relax_core.observe.redaction import Redactor
-from relax_core.observe.sample_file import SampleFile
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.launch import Launch
+from relax_core.runs import Redactor, check_new_folder, disk_errors, to_toml, write_text
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records
+from relax_plugin_workbench.sample_file import SampleFile
+from relax_plugin_workbench.sample_parquet import check_pyarrow, write_parquet
 
 CONFIG, SAMPLES, TABLE = "config.toml", "samples.jsonl", "samples.parquet"
 SampleFormat = Literal["jsonl", "parquet"]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.files import disk_errors, encode
-from relax_core.observe.redaction import Redactor
+from relax_core.runs import Redactor, disk_errors, encode
 
 SCHEMA = "relax.sample/1"
 

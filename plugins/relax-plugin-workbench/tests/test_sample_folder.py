@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from relax_plugin_workbench.sample_file import SampleFile
+from relax_plugin_workbench.sample_parquet import write_parquet
 
 from relax_core.api.errors import ConfigError
 from relax_core.data.task_files import Files
-from relax_core.diagnostics.sample_parquet import write_parquet
 from relax_core.observe.redaction import Redactor
-from relax_core.observe.sample_file import SampleFile
 
 
 def writer(folder: Path) -> SampleFile:

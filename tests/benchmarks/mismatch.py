@@ -30,8 +30,7 @@ Cell = Mapping[str, Any]
 def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
     from relax_plugin_workbench.bench import mismatch_document
-
-    from relax_core.diagnostics.mismatch import FORMATS, mismatch
+    from relax_plugin_workbench.mismatch import FORMATS, mismatch
 
     report.say(f"{name}, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:

@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
 from relax_core.config.run_config import to_toml
-from tests.unit.control.test_mismatch import folder  # noqa: F401
 
 TWICE = "rollout.group_size=4"
 ABSENT = "engine=not-there"
 
 
 @pytest.fixture
-def config(folder):  # noqa: F811
+def config(folder):
     return {
         "steps": 1, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},

@@ -11,8 +11,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, run_to_end, say, split
 
 if TYPE_CHECKING:
-    from relax_core.diagnostics.mismatch import MismatchReport
     from relax_plugin_workbench.engine_speed import EngineSpeed
+    from relax_plugin_workbench.mismatch import MismatchReport
 
 verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
 COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
@@ -35,7 +35,7 @@ def mismatch(
     as_json: AsJson = False,
 ) -> None:
     """Measure how far the log-probs of engine and trainer differ on the same tokens and weights."""
-    from relax_core.diagnostics.mismatch import FORMATS, mismatch as measure
+    from relax_plugin_workbench.mismatch import FORMATS, mismatch as measure
 
     chosen = tuple(name.strip() for name in formats.split(",") if name.strip())
     for name in chosen:

@@ -13,9 +13,9 @@ import typer
 from relax_core.cli.terminal import AsJson, print_json, print_table, say, split
 
 if TYPE_CHECKING:
-    from relax_core.diagnostics.replay import Replay
     from relax_plugin_workbench.compare import SetComparison
     from relax_plugin_workbench.eval_result import EvalResult
+    from relax_plugin_workbench.replay import Replay
 
 
 def eval_(
@@ -235,7 +235,7 @@ def replay(
     A copy of the run continues from the newest checkpoint before the step, on this machine. The run directory is only
     read. A deterministic run must give the same bits: if it does not, the exit code is 1.
     """
-    from relax_core.diagnostics.replay import replay as repeat
+    from relax_plugin_workbench.replay import replay as repeat
 
     found = repeat(run, step, overrides or [], out)
     if json:

@@ -18,15 +18,14 @@ import numpy as np
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import Event, StepFinished
-from relax_core.config.compose import compose
-from relax_core.config.run_config import to_toml
 from relax_core.control.data_identity import NAME as DATA
 from relax_core.control.prepare import prepare_resume
 from relax_core.control.run import run
 from relax_core.control.stages import stage_directories
-from relax_core.observe.files import check_new_folder, disk_errors, write_text
-from relax_core.observe.run_directory import RunDirectory, find_run
+from relax_core.launch import compose
+from relax_core.observe.run_directory import RunDirectory
 from relax_core.roles.checkpoint import complete, read_whole, step_of
+from relax_core.runs import check_new_folder, disk_errors, find_run, to_toml, write_text
 from relax_core.tensor_files.safetensors_file import read
 
 COMPARED = (

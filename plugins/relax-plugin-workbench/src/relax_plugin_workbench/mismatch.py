@@ -28,8 +28,8 @@ from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.diagnostics.try_run import ignore, local_workers, single_role, try_launch
+from relax_core.launch import Catalogue
 from relax_core.learn.counts import MAX_LOG_RATIO
-from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.context import RoleContext

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from relax_plugin_workbench.mismatch import Differences
 
 from relax_core.api.batch import Ragged, RowBatch, RowId
-from relax_core.diagnostics.mismatch import Differences
 
 
 def rows(masks, said):

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import relax_plugin_workbench
 from typer.testing import CliRunner
 
-from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.events import FirstStepChecked
 from relax_core.cli import terminal
 from relax_core.cli.main import app
-from relax_core.cli.plan import _record_text
 from relax_core.cli.terminal import fail, say
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
@@ -93,24 +92,6 @@ def test_status_why_and_report_show_the_checks_of_the_first_step(relax, tmp_path
     assert "<td>rewards differ</td><td>ok</td><td>spread 0.5</td>" in page
 
 
-def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
-    sample = {"task_id": "t1", "group_id": 0, "reward": 1.0, "outcome": "finished", "response": "12"}
-    failed = CheckFinding("tokens are trained", "failed", "0", "group 0, sample 1", "tokens are masked")
-    checks = (CheckFinding("rewards differ", "not applicable", "no rewards"), failed)
-    checks += (CheckFinding("the template round trip is exact", "ok", "0 of 1 prompts"),)
-
-    async def tried(*_):
-        return (sample,), checks, ("8 tasks remain",)
-
-    monkeypatch.setattr("relax_core.diagnostics.try_run.try_tasks", tried)
-    *_, passed, fault = relax("try", "my.toml").stdout.split("\n\n")
-    assert passed == "step 1: the template round trip is exact (0 of 1 prompts)"
-    line = "step 1: check failed: tokens are trained: 0; group 0, sample 1; tokens are masked\n"
-    assert fault == line
-    as_json = relax("try", "my.toml", "--json")
-    assert json.loads(as_json.stdout) == [sample] and as_json.stderr == f"relax: warning: 8 tasks remain\n{line}"
-
-
 def test_report_prints_only_the_pages_path_and_a_finished_run_names_only_an_existing_page(relax, tmp_path, write_run):
     path = write_run(tmp_path, steps=3)
     again = ("train", "quickstart", "--run-dir", str(path), "--resume")
@@ -122,19 +103,11 @@ def test_report_prints_only_the_pages_path_and_a_finished_run_names_only_an_exis
 
 def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("RELAX_TRACEBACK", "1")
-    sample = {
-        "prompt": "go",
-        "response": "\x1b]0;mine\x07\x1b[8mhidden",
-        "reward": 1.0,
-        "outcome": "finished",
-        "task_id": "\x9b2J",
-    }
-    say(_record_text(sample))
+    say("task \x9b2J  reward 1\n  response: \x1b]0;mine\x07\x1b[8mhidden")
     fail(PluginError("reward mine", "got \x1b[2J", "frame \x1b[1A"))
-    captured = capsys.readouterr()
-    assert r"\u001b]0;mine\u0007\u001b[8mhidden" in captured.out
-    assert r"frame \u001b[1A" in captured.err and r"got \u001b[2J" in captured.err
-    assert "\x1b" not in captured.out + captured.err and "\x9b" not in captured.out
+    out, err = capsys.readouterr()
+    assert r"\u001b]0;mine\u0007\u001b[8mhidden" in out and "\x9b" not in out and "\x1b" not in out + err
+    assert r"frame \u001b[1A" in err and r"got \u001b[2J" in err
 
 
 def test_the_traceback_of_a_plugin_is_printed_only_on_request(capsys, monkeypatch):
@@ -146,7 +119,10 @@ def test_the_traceback_of_a_plugin_is_printed_only_on_request(capsys, monkeypatc
 
 def test_every_verb_prints_through_one_function():
     """`say` makes control characters visible; a print beside it would let them through."""
-    for source in Path(terminal.__file__).parent.glob("*.py"):
+    for source in (
+        *Path(terminal.__file__).parent.glob("*.py"),
+        *Path(relax_plugin_workbench.__path__[0]).glob("*.py"),
+    ):
         calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
         names = [ast.unparse(node.func) for node in calls]
         assert "print" not in names and names.count("typer.echo") == (source.name == "terminal.py"), source.name

@@ -11,7 +11,6 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, run_to_end, say, split
 
 if TYPE_CHECKING:
-    from relax_plugin_workbench.engine_speed import EngineSpeed
     from relax_plugin_workbench.mismatch import MismatchReport
 
 verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
@@ -38,9 +37,8 @@ def mismatch(
     from relax_plugin_workbench.mismatch import FORMATS, mismatch as measure
 
     chosen = tuple(name.strip() for name in formats.split(",") if name.strip())
-    for name in chosen:
-        if name not in FORMATS:
-            raise ConfigError("--formats", name, f"choose from {', '.join(FORMATS)}, separated by commas")
+    if unknown := ", ".join(name for name in chosen if name not in FORMATS):
+        raise ConfigError("--formats", unknown, f"choose from {', '.join(FORMATS)}, separated by commas")
     reports = run_to_end(measure(*split(arguments), samples, chosen or (FORMATS if compare or formats else ())))
     if as_json:
         print_json({"schema": "relax.mismatch/1", "settings": [mismatch_document(report) for report in reports]})
@@ -98,28 +96,23 @@ def engines(
     """
     from relax_plugin_workbench.engine_speed import engine_speeds
 
-    found = run_to_end(engine_speeds(*split(arguments), settings or (), rounds))
+    speeds = run_to_end(engine_speeds(*split(arguments), settings or (), rounds))
     if as_json:
-        print_json({"schema": "relax.engine-speed/1", "settings": [one.plain() for one in found]})
-    else:
-        _print_speeds(found)
-
-
-def _print_speeds(found: list[EngineSpeed]) -> None:
-    able = [one for one in found if not one.refused]
+        print_json({"schema": "relax.engine-speed/1", "settings": [speed.plain() for speed in speeds]})
+        return
     rows = [
         (
-            one.setting or "as configured", f"{one.tokens_per_s:,.0f}",
-            f"{one.round_s:.2f} ({min(r.seconds for r in one.rounds):.2f} to {max(r.seconds for r in one.rounds):.2f})",
-            f"{one.start_s:.1f}", f"{one.memory_bytes / 1e6:,.0f}" if one.memory_bytes else "-",
-            "-" if one.prefix_hits is None else f"{one.prefix_hits:.0%}", str(one.failed),
+            speed.title, f"{speed.tokens_per_s:,.0f}",
+            f"{speed.round_s:.2f} ({min(r.seconds for r in speed.rounds):.2f} to {max(r.seconds for r in speed.rounds):.2f})",
+            f"{speed.start_s:.1f}", f"{speed.memory_bytes / 1e6:,.0f}" if speed.memory_bytes else "-",
+            "-" if speed.prefix_hits is None else f"{speed.prefix_hits:.0%}", str(speed.failed),
         )
-        for one in able
+        for speed in speeds if not speed.refused
     ]  # fmt: skip
     print_table(("setting", "tokens/s", "s per step", "start s", "MB", "prefix hits", "failed"), rows)
-    for one in found:
-        if one.refused:
-            say(f"{one.setting or 'as configured'} can't run: {one.refused}")
-    best = able[0]
-    fixed = f"add {best.setting} to the configuration" if best.setting else "the configuration has it already"
-    say(f"fastest: {best.setting or 'as configured'} with {best.tokens_per_s:,.0f} tokens/s; {fixed}")
+    for speed in speeds:
+        if speed.refused:
+            say(f"{speed.title} can't run: {speed.refused}")
+    best = speeds[0]
+    change = f"add {best.setting} to the configuration" if best.setting else "the configuration has it already"
+    say(f"fastest: {best.title} with {best.tokens_per_s:,.0f} tokens/s; {change}")

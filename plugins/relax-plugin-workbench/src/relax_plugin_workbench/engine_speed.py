@@ -31,7 +31,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One step's groups."""
+    """The measurements of one round."""
 
     seconds: float
     tokens: int
@@ -54,6 +54,10 @@ class EngineSpeed:
     """Resident memory of the engines' processes after the rounds; 0: unknown, since the engines run elsewhere or inline."""
     prefix_hits: float | None = None
     """Share of the prompt tokens that engines found in their prefix caches; None: not counted."""
+
+    @property
+    def title(self) -> str:
+        return self.setting or "as configured"
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,21 +88,21 @@ class EngineSpeed:
 async def engine_speeds(
     sources: Sequence[Layer], overrides: Sequence[str], settings: Sequence[str], num_rounds: int
 ) -> list[EngineSpeed]:
-    """Measure settings, fastest first, then those that can't run.
+    """Return the speeds of settings, fastest first; settings that can't run come last.
 
-    `settings`: overrides for each, as on a command line; empty: every installed engine, the configured one as it is
-    configured. One round before the measured ones warms caches. Raises ConfigError if no setting can run.
+    `settings`: overrides for each, as on a command line; empty: each installed engine, and the configured engine with
+    its own options. A first round warms caches and is not measured. Raises ConfigError if no setting can run.
     """
     with tempfile.TemporaryDirectory(prefix="relax-engines-") as directory:
         planned = plan_run(sources, overrides)
         sources = planned.built_sources(Path(directory), sources)
         configured = planned.stages[0].config.engine.name
         installed = ("" if name == configured else f"engine={name}" for name in planned.catalogue.names("engine"))
-        found = [await _measured(sources, overrides, one, num_rounds) for one in settings or installed]
-    if all(one.refused for one in found):
-        said = "; ".join(f"{one.setting or 'as configured'}: {one.refused}" for one in found)
-        raise ConfigError("relax bench engines", said, "no setting can run; change the settings")
-    return sorted(found, key=lambda one: -one.tokens_per_s)
+        speeds = [await _measured(sources, overrides, setting, num_rounds) for setting in settings or installed]
+    if all(speed.refused for speed in speeds):
+        got = "; ".join(f"{speed.title}: {speed.refused}" for speed in speeds)
+        raise ConfigError("relax bench engines", got, "no setting can run; change the settings")
+    return sorted(speeds, key=lambda speed: -speed.tokens_per_s)
 
 
 async def _measured(sources: Sequence[Layer], overrides: Sequence[str], setting: str, num_rounds: int) -> EngineSpeed:
@@ -121,17 +125,16 @@ async def _played(launch: Launch, catalogue: Catalogue, setting: str, num_rounds
         worker = await RolloutWorker.open(context, ignore)
         try:
             start_s = now() - began
-            await _round(worker, context.plan.group_size, context.config.rollout.groups_per_step, 0, now)
+            size, count = context.plan.group_size, context.config.rollout.groups_per_step
+            await _round(worker, size, count, 0, now)
             before = worker.pool.queue()
-            rounds = [
-                await _round(worker, context.plan.group_size, context.config.rollout.groups_per_step, number, now)
-                for number in range(1, num_rounds + 1)
-            ]
+            rounds = [await _round(worker, size, count, number, now) for number in range(1, num_rounds + 1)]
             after = worker.pool.queue()
-            prompt = after["prompt_tokens"] - before["prompt_tokens"]
-            hits = (after["cached_tokens"] - before["cached_tokens"]) / prompt if prompt else None
-            pids = {one["pid"] for one in worker.pool.facts().values()} - {0}
-            memory = 0 if inline else sum(map(_memory, pids))
+            prompt, cached = (after[name] - before[name] for name in ("prompt_tokens", "cached_tokens"))
+            hits = cached / prompt if prompt else None
+            memory = (
+                0 if inline else sum(_memory(pid) for pid in {e["pid"] for e in worker.pool.facts().values()} - {0})
+            )
             return EngineSpeed(setting, "", start_s, tuple(rounds), memory, hits)
         finally:
             await worker.close()
@@ -150,9 +153,9 @@ async def _round(worker: RolloutWorker, group_size: int, num_groups: int, number
 
 
 def _memory(pid: int) -> int:
-    """Return the resident memory of a process and its children in bytes; 0 if it has ended."""
+    """Return the resident memory of a process and its children in bytes; 0 if the process has ended."""
     try:
         process = psutil.Process(pid)
-        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+        return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
     except psutil.Error:
         return 0

@@ -20,6 +20,8 @@ from relax_core.registry.error_text import did_you_mean, nearest
 HIDDEN = "(hidden)"
 RENAMED = {
     "autoscale.min_engines": "placement.rollout.min_engines",
+    "export.push_to": "hub.push_to",
+    "export.push_timeout_s": "hub.timeout_s",
     "rollout.prompts_per_step": "rollout.groups_per_step",
 }
 """Former name of a key -> present name, which the error for a former name gives."""

@@ -12,7 +12,15 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.bus import LateRule
@@ -516,11 +524,15 @@ class ExportTable(Options):
     """Steps between exports to `exports/step-N`, which training waits for; 0: only the final model, `export/`."""
     keep: PositiveInt = 2
     """Number of newest exports in `exports/` to keep; older ones are deleted."""
-    push_to: str = ""
-    """Model of the Hugging Face Hub, USER/NAME, to which each export and the final model are sent, with the account of
-    `hf auth login` or HF_TOKEN. A missing one is made, private. Training does not wait for it; empty: none is sent."""
-    push_timeout_s: PositiveFloat = 3600.0
-    """Seconds until an upload is stopped; the run's process waits that long for the upload of the final model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_defaults(cls, table: object) -> object:
+        """Drop former keys with their defaults, which earlier versions wrote to the configuration of each run."""
+        former = {"push_to": "", "push_timeout_s": 3600.0}
+        if not isinstance(table, dict):
+            return table
+        return {key: table[key] for key in table if key not in former or table[key] != former[key]}
 
 
 class ProfileTable(Options):

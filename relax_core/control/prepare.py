@@ -38,7 +38,6 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.data_identity import NAME as DATA, check_unchanged, held_out_before
 from relax_core.control.epochs import with_steps
-from relax_core.control.hub import check_repository
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.preflight import preflight
@@ -249,12 +248,10 @@ def plan_run(
 
 
 def check_sinks(config: RunConfig, catalogue: Catalogue) -> None:
-    """Raise ConfigError with the fix for a sink or `export.push_to` whose package, account or setting is missing."""
+    """Raise ConfigError with the fix for a sink whose package, account or setting is missing."""
     for choice in config.sinks:
         with catalogue.authored(choice.chosen):
             catalogue.build(choice.chosen, Sink).check()
-    if config.export.push_to:
-        check_repository(config.export.push_to, "export.push_to")
 
 
 def _plan_stages(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:

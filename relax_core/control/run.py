@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any, cast
 from relax_core.api.checks import FirstStepFacts
 from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
 from relax_core.api.events import (
-    ExportSaved,
     FirstStepChecked,
     FirstStepSeen,
     Logged,
@@ -37,7 +36,6 @@ from relax_core.api.events import (
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.api.scaling import Autoscaler, ScalingPolicy
-from relax_core.control.export_push import ExportPusher
 from relax_core.control.preflight import first_step
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.sink_process import sinks_apart
@@ -199,8 +197,6 @@ class RunController:
         self._stage = prepared.stages[0]
         self._first_facts: dict[str, Any] = {}
         """Facts that the roles of the stage told about its first step; see `observe.first_step`."""
-        self._pusher: ExportPusher | None = None
-        """The uploads of the run's exports; None without `export.push_to`."""
         self._unchecked: dict[str, str] = {}
         """Entry of the summary if no plugin checks the first step."""
         self._started = False
@@ -248,12 +244,11 @@ class RunController:
             name = config.run.name or directory.name
             data = {**prepared.stages[0].launch.config, "steps": prepared.steps}
             recorder.tell_observers(RunOpened(name, str(directory.path), data, directory.redactor.text))
-            async with self._pushed_exports(recorder):
-                left = list(prepared.stages)
-                while left:
-                    left = await self._run_next(left, recorder)
-                    if left:
-                        self._runner = make_runner(left[0].config, catalogue)
+            left = list(prepared.stages)
+            while left:
+                left = await self._run_next(left, recorder)
+                if left:
+                    self._runner = make_runner(left[0].config, catalogue)
             if recorder.ending == "finished":
                 await self._wait_for_observers(recorder)
         last = prepared.stages[-1].directory
@@ -275,23 +270,6 @@ class RunController:
                 await self._clock.sleep(WATCH_S)
         for work in recorder.work_at_end():
             recorder.write(Logged("warning", CONTROLLER, f"the run ends without {work.what}"))
-
-    @contextlib.asynccontextmanager
-    async def _pushed_exports(self, recorder: Recorder) -> AsyncIterator[None]:
-        """Send the exports to the Hub while the body runs; after a finished run, send its final model or obey a stop."""
-        table = self._prepared.config.export
-        if not table.push_to:
-            yield
-            return
-        pusher = self._pusher = ExportPusher(table, self._prepared.directory.name, recorder.write)
-        async with attended(pusher.serve()):
-            yield
-            if recorder.ending == "finished":
-                pusher.give(self._prepared.steps, Path(self._prepared.stages[-1].launch.run_dir) / "export")
-                ends = [asyncio.ensure_future(each) for each in (pusher.idle(), self._stop_asked.wait())]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
 
     async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
         """Run the first of these stages to its end; return the remaining stages, or [] if the run stopped."""
@@ -462,8 +440,6 @@ class RunController:
         for number, event in await run_status.events(self._last_event, wait_s):
             self._last_event = number
             recorder.handle(number, event)
-            if self._pusher is not None and isinstance(event, ExportSaved) and not event.final:
-                self._pusher.give(self._stage.first_step + event.step, Path(event.path))
             if isinstance(event, FirstStepSeen):
                 add_facts(self._first_facts, event.facts)
             elif isinstance(event, StepFinished) and event.step == 1:

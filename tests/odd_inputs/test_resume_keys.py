@@ -56,7 +56,6 @@ CHANGES = {
     "guards.entropy.ratio": "0.5",
     "guards.reward.ratio": "0.5",
     "placement.check_memory": "false",
-    "export.push_to": "",  # needs an account
     "profile.steps": "[4]",
     "profile.ranks": "[0]",
     "run.name": '"other"',

@@ -141,3 +141,16 @@ def test_the_default_of_an_absent_plugin_is_accepted_and_a_change_names_what_to_
             ConfigError, match="budget.*a table; its plugin is not installed; pip install relax-plugin-b"
         ):
             compose(["my.toml", {"budget": table}], [], catalogue)
+
+
+def test_keys_that_moved_to_a_plugin_are_accepted_with_their_default_and_a_change_names_the_new_key(
+    folder: Path, catalogue: Catalogue
+) -> None:
+    """Older runs wrote out the uploads of exports as keys of [export]."""
+    config = compose(
+        ["my.toml", {"export": {"every": 3, "push_to": "", "push_timeout_s": 3600.0}}], [], catalogue
+    ).config
+    assert config.export.model_dump() == {"every": 3, "keep": 2}
+    for key, new in (("push_to='ada/maths'", "hub.push_to"), ("push_timeout_s=60", "hub.timeout_s")):
+        with pytest.raises(ConfigError, match=f"a former key; rename it to {new}"):
+            compose(["my.toml"], [f"export.{key}"], catalogue)

@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-from relax_plugin_workbench.export import export
+from relax_plugin_hub.hub import account, check_account, push
+from relax_plugin_hub.table import HubTable
 
 from relax_core.api import ConfigError, InfrastructureError
-from relax_core.control.hub import check_account, push
+from relax_core.api.checks import PreflightFacts
+from relax_core.api.plan import Plan
+from relax_core.testing.check import CheckSuite
+from relax_core.testing.table import TableSuite
 
 WRITES = {"name": "ada", "auth": {"accessToken": {"role": "write"}}}
 
@@ -104,17 +109,33 @@ def hub(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["maths", "ada/maths/more", "ada/a b", ""])
-def test_a_name_without_a_user_is_refused_before_the_run_is_read(tmp_path, name):
+def test_a_name_without_a_user_is_refused(name):
     with pytest.raises(ConfigError, match=r'--push-to: .*write "USER/NAME"'):
         check_account(name)
-    if name:
-        with pytest.raises(ConfigError, match="--push-to"):
-            export("absent", tmp_path / "out", push_to=name)
 
 
-def test_public_without_a_model_to_send_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"--public: .*add --push-to USER/NAME"):
-        export("absent", tmp_path / "out", public=True)
+FACTS = PreflightFacts({"hub": {"push_to": "maths"}}, Plan("colocate", (), (), {}, ()), 1 << 30)
+
+
+class TestTable(TableSuite):
+    component = HubTable
+    options = {"push_to": "ada/maths", "timeout_s": 60.0}
+
+
+class TestAccount(CheckSuite):
+    component = account
+    facts = FACTS
+
+
+def test_a_run_without_a_user_or_a_token_is_refused_before_it_starts(hub, monkeypatch):
+    (found,) = account(FACTS)
+    assert (found.state, found.field, found.found) == ("failed", "hub.push_to", "'maths'")
+    facts = replace(FACTS, config={"hub": {"push_to": "ada/maths"}})
+    assert [finding.state for finding in account(facts)] == ["ok"]
+    assert list(account(replace(FACTS, config={}))) == []
+    monkeypatch.delenv("HF_TOKEN")
+    (found,) = account(facts)
+    assert (found.state, found.found) == ("failed", "no token of the Hugging Face Hub")
 
 
 def test_offline_is_refused(hub, monkeypatch):
@@ -156,7 +177,7 @@ def test_a_hub_that_is_not_there_keeps_the_folder_and_says_how_to_send_it(hub, m
 SEND = """
 import sys
 from pathlib import Path
-from relax_core.control.hub import check_account, push
+from relax_plugin_hub.hub import check_account, push
 check_account("ada/maths")
 for step in (4, 8):
     print(push(Path(sys.argv[1]), "ada/maths", False, f"Step {step} of run"))

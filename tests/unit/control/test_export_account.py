@@ -2,9 +2,9 @@
 """`relax export --push-to` refuses a wrong name before the checkpoint is read."""
 
 import pytest
+from relax_core.diagnostics.export import export
 
 from relax_core.api import ConfigError
-from relax_core.diagnostics.export import export
 
 
 @pytest.mark.parametrize("name", ["maths", "ada/maths/more", "ada/a b"])

@@ -112,7 +112,8 @@ def evaluate(
     layers = [*sources, *_given(rewards, functions, None)]
     folder = None if out is None else Path(out)
     other = None if against is None else str(against)
-    return _in_thread(partial(measure, str(target), layers, overrides, other, folder, functions))
+    result, comparisons = _in_thread(partial(measure, str(target), layers, overrides, other, folder, functions))
+    return result, comparisons
 
 
 def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:

@@ -47,6 +47,7 @@ from .views.logs import (
     looks as looks,
     remarks as remarks,
 )
+from .views.media_figures import MEDIA_CSS as MEDIA_CSS, medium_figure as medium_figure
 from .views.run import (
     Metrics as Metrics,
     RunHealth as RunHealth,
@@ -55,7 +56,6 @@ from .views.run import (
     open_run as open_run,
     readable as readable,
 )
-from .views.task_page import MEDIA_CSS as MEDIA_CSS, medium_figure as medium_figure
 from .views.why import (
     first_step_faults as first_step_faults,
     log_prob_difference as log_prob_difference,

@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from relax_plugin_workbench.data_survey import data_files, survey, survey_overlap
 
 from relax_core.api.weights import Version
-from relax_core.cli.data_survey import data_files, survey, survey_overlap
 from relax_core.config.compose import compose
 from relax_core.config.run_config import literal
 from relax_core.control.memory_check import check_fits

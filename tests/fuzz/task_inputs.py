@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from relax_plugin_workbench.data_survey import data_files, survey, survey_overlap
 
 from relax_core.api.component import Chosen
 from relax_core.api.task import Media
-from relax_core.cli.data_survey import data_files, survey, survey_overlap
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import read_source, restricted
 from tests.fuzz.configuration_inputs import SECRET, Files, installed

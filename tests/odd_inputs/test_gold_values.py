@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from relax_plugin_rewards.code import Code, CodeOptions, read_cases
+from relax_plugin_workbench.data_survey import data_files, survey
 
 from relax_core.api import Chosen, Gold, Reward, SandboxLimits, Score, Task, Trajectory
 from relax_core.api.errors import ConfigError
-from relax_core.cli.data_survey import data_files, survey
 from relax_core.data.tasks import has_value
 from relax_core.diagnostics.try_run import try_reward
 from relax_core.registry.catalogue import Catalogue

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from relax_plugin_workbench.data_survey import DataFile, survey
 
 from relax_core import learn
 from relax_core.api import (
@@ -44,7 +45,6 @@ from relax_core.api import (
 from relax_core.api.bus import Issue
 from relax_core.api.component import Configurable
 from relax_core.api.errors import PluginError
-from relax_core.cli.data_survey import DataFile, survey
 from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.control.memory_check import estimated
 from relax_core.data.media_host import MediaHost

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from relax_plugin_workbench.data import SHOWN_CHARS
 from typer.testing import CliRunner
 
-from relax_core.cli.data import SHOWN_CHARS
 from relax_core.cli.main import app
 from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES

@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from relax_plugin_workbench.data_survey import DataFile, survey
 
 from relax_core.api.family import Rendered
-from relax_core.cli.data_survey import DataFile, survey
 from relax_core.data.task_files import Files, TableSourceOptions
 from relax_core.data.tasks import TaskSet, TaskSettings
 from relax_core.media.access import SourceAccess

@@ -26,8 +26,8 @@ from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
+from relax_core.views.media_figures import medium_figure
 from relax_core.views.run import RunView
-from relax_core.views.task_page import medium_figure
 from tests.unit.media import clips
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 

@@ -21,12 +21,13 @@ from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, PluginError, one_line
 from relax_core.api.family import ModelFamily
+from relax_core.api.modality import ModalityProcessor
 from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
-from relax_core.config import RunConfig, compose
+from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import learns_from_teachers
-from relax_core.config.run_config import RewardChoice
+from relax_core.config.run_config import MediaChoice, RewardChoice, RunConfig
 from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
@@ -45,39 +46,25 @@ from relax_core.data.tasks import (
     task_settings,
     unmatched_filters,
 )
+from relax_core.launch import Catalogue, compose
 from relax_core.media.access import SourceAccess
 from relax_core.media.placeholders import MediaRefused, media_of
 from relax_core.media.source import shown
-from relax_core.observe.console import run_to_end
-from relax_core.registry import Catalogue
 from relax_core.rewards.golds import GoldReport, check_golds
 from relax_core.rewards.host import reads_golds
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter
+from relax_core.runners.local.workers import LocalWorkers
 
 REMEMBERED = 1 << 14
 """Most media whose facts are cached, since many rows may show the same medium."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
-    """A modality processor with default settings, for files without a configuration."""
-
-    chosen: Chosen
-    name: str
-    timeout_s: float = 30.0
-    memory_mb: int = 4096
-    max_mb: int = 256
-    preview_kb: int = 0
-    writable: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Processors:
     """The modality processors for the media of a file, with the model and settings that they need."""
 
-    choices: Sequence[Any]
-    kinds: Sequence[str]
+    choices: Sequence[MediaChoice]
     model: dict[str, Any]
     family: ModelFamily
     access: SourceAccess
@@ -87,12 +74,7 @@ class Processors:
 @asynccontextmanager
 async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[MediaPipeline]:
     """Open a media pipeline with an empty temporary store."""
-    from relax_core.runners.local.workers import LocalWorkers
-
-    choices = [
-        Processor(one.chosen, one.name, one.timeout_s, one.memory_mb, one.max_mb, preview_kb, one.writable)
-        for one in processors.choices
-    ]
+    choices = [choice.model_copy(update={"preview_kb": preview_kb}) for choice in processors.choices]
     workers = LocalWorkers(processors.plugin_files)
     with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
         pipeline = MediaPipeline(
@@ -134,8 +116,6 @@ async def survey_media(found: DataFile, result: Survey) -> None:
 
 async def survey_golds(found: DataFile, result: Survey) -> None:
     """Score the gold answers of the usable rows; mark rows as bad whose own gold answer is not a right response."""
-    from relax_core.runners.local.workers import LocalWorkers
-
     workers = LocalWorkers(found.plugin_files)
     scorer = RewardScorer(found.rewards, ProcessStarter(workers), SystemClock(), filters=found.filters)
     try:
@@ -186,17 +166,17 @@ async def _examined(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | s
         return str(refused)
 
 
-def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tuple[list[Processor], list[str]]:
-    """Return (processors with default settings, kinds they read), with one installed processor per wanted kind."""
-    made: dict[str, Processor] = {}
-    for name in names:
+def _default_choices(catalogue: Catalogue) -> dict[str, MediaChoice]:
+    """Return one installed modality processor with default settings for each kind of medium, by kind."""
+    choices: dict[str, MediaChoice] = {}
+    for name in catalogue.names("modality-processor"):
         try:
-            medium = str(target("modality-processor", name).medium)
+            kind = str(cast(type[ModalityProcessor], catalogue.target("modality-processor", name)).medium)
         except (ImportError, ConfigError):
             continue  # its dependencies are missing; rows with such media report that
-        if medium in wanted and medium not in made:
-            made[medium] = Processor(Chosen("modality-processor", name), name)
-    return list(made.values()), list(made)
+        if kind in MEDIA_KINDS:
+            choices.setdefault(kind, MediaChoice(chosen=Chosen("modality-processor", name)))
+    return choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +272,10 @@ def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[Dat
     if file.suffix != ".toml":
         catalogue = Catalogue.load()
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
-        choices, kinds = (
-            choices_for(catalogue.names("modality-processor"), catalogue.target, MEDIA_KINDS) if family else ([], [])
-        )
+        choices = _default_choices(catalogue) if family else {}
         access = source_access(DataTable(train=file), [file])
-        read = Processors(choices, kinds, {"path": str(model)}, family, access) if family else None
-        settings = TaskSettings(media=kinds, access=access)
+        read = Processors([*choices.values()], {"path": str(model)}, family, access) if family else None
+        settings = TaskSettings(media=[*choices], access=access)
         opened = _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
         judges = [RewardChoice(chosen=Chosen("reward", reward))] if reward else []
         yield replace(opened, rewards=_reading(judges, catalogue, f"--reward {reward}"))
@@ -316,7 +294,6 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     tools = tools_before_start(config, catalogue) if form is Form.ROLLOUT else {}
     files: list[tuple[Path, Mapping[str, str], EvalSetTable | None]] = [(config.data.train, config.data.columns, None)]
     files += [(found.path, found.columns, found) for found in config.eval.sets]
-    kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
     judges = config.rewards if form is Form.ROLLOUT else ()
@@ -329,7 +306,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
             if form is Form.ROLLOUT
             else dataset_settings(config, catalogue.build, str(path))
         )
-        read = Processors(config.media, kinds, model, family, source_access(config.data, [path]), plugins)
+        read = Processors(config.media, model, family, source_access(config.data, [path]), plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
         opened = _opened(str(path), columns or config.data.columns, source, family, settings, form, read)
         sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []

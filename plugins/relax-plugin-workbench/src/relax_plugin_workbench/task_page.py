@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of one task, and the figures of media that pages show."""
+"""The HTML page of one task, which `relax data show --html` writes, and the facts about media as text."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,27 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from relax_core.api.errors import printable
-from relax_core.api.modality import browser_type
-
-MEDIA_CSS = """.medium { margin: .4rem 0; } .medium img, .medium video { max-width: 100%; max-height: 18rem; min-width: 4rem;
-  border-radius: .3rem; display: block; } .medium video { min-width: 12rem; }
-.medium figcaption { color: var(--soft, #5d6773); font-size: .8rem; }"""
-_IMAGE = '<img alt="{caption}" src="{source}">'
-_SOUND = '<audio controls preload="metadata" src="{source}"></audio>'
-_VIDEO = '<video controls preload="metadata" src="{source}"></video>'
-_ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
-
-
-def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
-    """Return the HTML figure of a medium. If a browser can't show `data`, the figure says that no copy was kept."""
-    form = browser_type(data) if data else ""
-    shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
-    if data and form.startswith(kind) and kind in _ELEMENTS:
-        source = f"data:{form};base64,{base64.b64encode(data).decode()}"
-        shown = Markup(_ELEMENTS[kind]).format(caption=caption, source=source)
-    return Markup('<figure class="medium">{shown}<figcaption>{caption}</figcaption></figure>').format(
-        shown=shown, caption=caption
-    )
+from relax_core.runs import MEDIA_CSS, medium_figure
 
 
 def medium_facts(facts: Mapping[str, Any]) -> str:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.terminal import AsJson, say
-from relax_core.observe.console import run_to_end
+from relax_core.api.errors import ConfigError
+from relax_core.cli.terminal import AsJson, run_to_end, say
 
 if TYPE_CHECKING:
-    from relax_core.cli.data_survey import DataFile, Survey
     from relax_core.data.overlap import Overlap
     from relax_core.rewards.golds import GoldReport
+    from relax_plugin_workbench.data_survey import DataFile, Survey
 
 SHOWN_BAD_ROWS = 50
 FIRST_ROWS = 2
@@ -52,7 +52,7 @@ def check(
     Also count the rows that repeat an earlier row, and the tasks of evaluation sets that are in the training file. With a
     model, also show the rendered prompt and the trained text of the first rows. The exit code is 2 if a row is unusable.
     """
-    from relax_core.cli.data_survey import data_files, survey, survey_faults, survey_overlap
+    from relax_plugin_workbench.data_survey import data_files, survey, survey_faults, survey_overlap
 
     reports, trained = [], None
     for found in data_files(file, model, reward):
@@ -86,9 +86,9 @@ def show(
 
     Then print its token ids, the task's answer and remaining columns, and facts about the task's media.
     """
-    from relax_core.cli.data_survey import data_files
-    from relax_core.observe.files import write_text
-    from relax_core.views.task_page import task_page
+    from relax_core.runs import write_text
+    from relax_plugin_workbench.data_survey import data_files
+    from relax_plugin_workbench.task_page import task_page
 
     shown = _shown(next(iter(data_files(file, model))), index)
     previews = [one.pop("preview", None) for one in shown["media"]]
@@ -194,9 +194,8 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
-    from relax_core.api.errors import ConfigError
-    from relax_core.cli.data_survey import facts, shown_by
     from relax_core.data.tasks import TaskSet
+    from relax_plugin_workbench.data_survey import facts, shown_by
 
     tasks, family = found.tasks, found.family
     if tasks is None or family is None:
@@ -255,7 +254,7 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
 
 
 def _print_shown(shown: dict[str, Any]) -> None:
-    from relax_core.views.task_page import medium_facts
+    from relax_plugin_workbench.task_page import medium_facts
 
     say(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     say(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")

@@ -4,6 +4,7 @@
 import json
 
 import pytest
+from relax_plugin_workbench.task_page import task_page
 from typer.testing import CliRunner
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer as quickstart
@@ -165,3 +166,10 @@ def test_an_unreadable_file_is_one_error(folder, monkeypatch, arguments, said):
     write(folder, "{", name="bad.jsonl")
     with pytest.raises(ConfigError, match=said):
         relax(*arguments)
+
+
+def test_control_characters_are_escaped_on_the_page_of_a_task():
+    attack = "\x1b]0;x\x07 \u202eab"
+    shown = {"where": attack, "id": attack, "ids": [1], "media": [], "tokens": [attack], "answer": attack}
+    text = task_page({**shown, "metadata": {attack: 1}}, [])
+    assert "\\u001b]0;x\\u0007 \\u202eab" in text and not set(text) & set("\x1b\x07\u202e")

@@ -15,6 +15,7 @@ PUBLIC = (
     "Plugins import only the public rooms: "
     "api, learn, trainer_kit, engine_kit, media, tensor_files, runs, launch and cli.terminal"
 )
+OTHERS = "No plugin imports another that its dependencies do not name"
 ROOT = Path(__file__).parents[2]
 LIGHT = """
 import importlib, pkgutil, sys
@@ -32,7 +33,16 @@ def test_every_plugin_folder_is_in_the_import_contracts() -> None:
     assert plugins <= set(linter["root_packages"])
     assert plugins <= set(contracts["The core imports no plugin"]["forbidden_modules"])
     assert plugins <= set(contracts[PUBLIC]["source_modules"])
-    assert plugins <= set(contracts["No plugin imports another"]["modules"])
+    assert plugins <= set(contracts[OTHERS]["modules"])
+
+
+def test_a_plugin_that_imports_another_requires_the_other() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (contract for contract in linter["contracts"] if contract["name"] == OTHERS)
+    for arrow in contract["ignore_imports"]:
+        plugin, other = (module.partition(".")[0].replace("_", "-") for module in arrow.split(" -> "))
+        project = tomllib.loads((ROOT / "plugins" / plugin / "pyproject.toml").read_text())["project"]
+        assert any(re.match(rf"{other}\b", name) for name in project["dependencies"]), f"{plugin} must require {other}"
 
 
 def test_the_plugin_page_lists_the_packages_that_plugins_may_import() -> None:

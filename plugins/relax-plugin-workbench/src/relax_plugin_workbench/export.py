@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from relax_plugin_hub.hub import check_account, push
+
 from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import run_to_end
-from relax_core.control.hub import check_account, push
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories

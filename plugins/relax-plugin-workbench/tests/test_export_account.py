@@ -2,7 +2,7 @@
 """`relax export --push-to` refuses a wrong name before the checkpoint is read."""
 
 import pytest
-from relax_core.diagnostics.export import export
+from relax_plugin_workbench.export import export
 
 from relax_core.api import ConfigError
 

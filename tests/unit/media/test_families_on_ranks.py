@@ -15,6 +15,8 @@ from relax_core.testing.trainer import forward
 from tests.trainers import assert_updated_alike, running, train
 from tests.unit.media.test_families import Model, built, graded, rows
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:

@@ -37,6 +37,7 @@ from tests.megatron_on_cpu.layouts import (
 from tests.megatron_on_cpu.trainer import DISK
 from tests.trainers import ALGORITHM, TRANSPORT, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 FAST = replace(OPTIMIZER, lr=2e-2)
 """An optimizer with which matrix B grows enough in 20 steps that A gets a gradient too."""

@@ -7,6 +7,8 @@ from relax_core.testing.moe import tiny_moe
 from relax_core.testing.trainer import FurtherConfiguration, TrainerSuite, tiny_model
 from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
+
 
 class OnCpu(TrainerSuite):
     component = "megatron"

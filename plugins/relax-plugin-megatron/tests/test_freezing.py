@@ -34,6 +34,7 @@ from tests.megatron_on_cpu.layouts import (
 from tests.megatron_on_cpu.trainer import DISK
 from tests.trainers import ALGORITHM, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 FIRST = {"freeze": ["embed_tokens", "layers.0.*"]}
 """All of a pipeline's first stage."""
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}

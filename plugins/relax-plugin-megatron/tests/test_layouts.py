@@ -37,6 +37,8 @@ from tests.megatron_on_cpu.layouts import (
 from tests.megatron_on_cpu.trainer import DISK
 from tests.trainers import ALGORITHM, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
+
 
 @pytest.fixture(scope="session")
 def expected(dense, tmp_path_factory):

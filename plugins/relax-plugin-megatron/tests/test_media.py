@@ -26,6 +26,7 @@ from tests.megatron_on_cpu.layouts import CP2, DP2, EP2, ONE, PP2, PP2_VP2, TP2,
 from tests.trainers import ALGORITHM, running, train
 from tests.unit.media.test_families import Model, built, graded, rows
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 BUDGET, STEPS, SAVED = 160, 4, 2
 """The tokens of a micro-batch, few enough that some have no media."""
 RECOMPUTED = Layout({**PP2.options, "recompute": "full"}, 2)

@@ -7,7 +7,7 @@ import pytest
 
 from relax_core.testing.algorithm import AlgorithmSuite
 
-pytestmark = pytest.mark.one_process("exercised algorithms")
+pytestmark = pytest.mark.one_process("exercises")
 
 
 class TestGRPO(AlgorithmSuite):

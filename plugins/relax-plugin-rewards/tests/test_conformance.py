@@ -9,11 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import math_verify  # noqa: F401 (the suites' processes are forked with the slow modules that this process has)
+import pytest
 from relax_plugin_rewards.remote import Remote, RemoteOptions
 
 from relax_core.api import Task
 from relax_core.testing.reward import RewardSuite
 
+pytestmark = pytest.mark.one_process("exercises")
 HALF = Task("half", "What is 1/2 of 1?", "1/2")
 CAPITAL = Task("capital", "Which is the capital of Italy?", "B", {"choices": ["Paris", "Rome", "Berlin", "Oslo"]})
 BRIEF = Task(

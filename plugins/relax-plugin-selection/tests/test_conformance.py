@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relax_core.testing.filter import FilterSuite
 from relax_core.testing.sampler import SamplerSuite
+
+pytestmark = pytest.mark.one_process("exercises")
 
 
 class TestZeroVariance(FilterSuite):

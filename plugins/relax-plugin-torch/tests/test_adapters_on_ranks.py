@@ -8,6 +8,7 @@ from relax_core.api import Version
 from relax_core.testing.trainer import forward, make_rows
 from tests.trainers import TRANSPORT, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 LORA = {"rank": 4, "alpha": 8.0}
 
 

@@ -16,6 +16,8 @@ from relax_core.api.errors import DiskFull
 from relax_core.trainer_kit import checkpoint
 from tests.trainers import running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
+
 
 def exported(trainer, path):
     trainer.export(str(path))

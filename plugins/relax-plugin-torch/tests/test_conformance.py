@@ -9,7 +9,10 @@ import pytest
 
 from relax_core.testing.trainer import FurtherConfiguration, TrainerSuite
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 
+
+@pytest.mark.one_process("exercises")
 class TestTorch(TrainerSuite):
     component = "torch"
 

@@ -11,6 +11,7 @@ from relax_core.testing.trainer_ranks import RankedTrainer
 from tests.benchmarks.trainer import Size, build, built, spec_of, step_of
 from tests.benchmarks.watched import Watched
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 SIZES = {
     "0.1M": Size(64, 192, 2, 2, 500, 4, 4, 24, 40, 512),
     "0.4M": Size(96, 256, 3, 4, 1000, 4, 4, 32, 64, 512),

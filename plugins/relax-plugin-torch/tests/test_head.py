@@ -14,6 +14,8 @@ from relax_core.api.algorithm import Output
 from relax_core.testing.trainer import chunk, make_rows
 from tests.trainers import accumulate, gradients, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
+
 
 class Valued(Algorithm):
     """Squared error of the values, as a critic's."""

@@ -14,6 +14,7 @@ from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import InMemory, chunk, make_rows, with_values
 from tests.trainers import TRANSPORT, accumulate, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 ROLLOUT = {"routing_replay": "rollout"}
 
 

@@ -11,6 +11,7 @@ from relax_plugin_torch.optimizer import advance, make_optimizer, state_bytes
 from relax_core.api import ConfigError, OptimizerSpec, UpdateOutcome
 from tests.trainers import running, train, weights
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 KINDS = ("adamw", "adafactor", "sgd", *(["adamw-8bit"] if importlib.util.find_spec("torchao") else []))
 SPEC = OptimizerSpec(1e-2, betas=(0.9, 0.99))
 

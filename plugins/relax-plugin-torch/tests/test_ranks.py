@@ -21,6 +21,7 @@ from relax_core.testing.trainer import forward, make_rows, with_values
 from tests.processes import stop
 from tests.trainers import ALGORITHM, make_trainer, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 LOOPBACK = "127.0.0.1"
 TOLERANCE = 1e-6
 

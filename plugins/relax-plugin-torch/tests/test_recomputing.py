@@ -16,6 +16,7 @@ from relax_core.learn.counts import count
 from relax_core.testing.trainer import make_rows
 from tests.trainers import TRANSPORT, accumulate, gradients, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.3}
 CPU = torch.device("cpu")
 

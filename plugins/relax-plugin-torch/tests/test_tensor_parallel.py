@@ -11,6 +11,7 @@ from relax_core.api import ConfigError, OptimizerSpec
 from relax_core.testing.trainer import forward, make_rows
 from tests.trainers import assert_updated_alike, make_trainer, running, train
 
+pytestmark = pytest.mark.one_process("ranks")  # whose fork server loads torch and Megatron once
 TOLERANCE = 1e-5
 """Largest relative difference of sums of thousands of float32 numbers in another order; one processor gave 1.2e-6."""
 GROUP = {"tensor_parallel": 2}

@@ -8,7 +8,7 @@ import pytest
 
 from relax_core.testing.algorithm import AlgorithmSuite
 
-EXERCISED = pytest.mark.one_process("exercised algorithms")  # one worker: its fork servers import torch
+EXERCISED = pytest.mark.one_process("exercises")  # one worker: its fork servers import torch
 SUITE = """
 import os, torch
 from relax_core import learn

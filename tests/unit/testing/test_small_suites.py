@@ -28,7 +28,7 @@ from relax_core.testing.scaling_policy import ScalingPolicySuite
 from relax_core.testing.suite import Suite
 from relax_core.testing.task_source import TaskSourceSuite
 
-pytestmark = [pytest.mark.process, pytest.mark.one_process("small suites")]  # one worker: its suites share fork servers
+pytestmark = [pytest.mark.process, pytest.mark.one_process("exercises")]  # one worker: its suites share fork servers
 TEMPLATE = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"

@@ -27,7 +27,8 @@ MADE = "<!-- Generated from the code by docs/generate.py. Edit the code, not thi
 
 
 def configuration() -> str:
-    from relax_core.config.documentation import reference
+    from relax_plugin_authoring.documentation import reference
+
     from relax_core.registry.catalogue import Catalogue
 
     return reference(Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)}))

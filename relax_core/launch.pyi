@@ -2,7 +2,12 @@
 """The names of the room, and the module of each."""
 
 from .config.compose import Composed as Composed, compose as compose
-from .control.prepare import Prepared as Prepared, plan_run as plan_run, prepare as prepare
+from .control.prepare import (
+    Prepared as Prepared,
+    plan_run as plan_run,
+    prepare as prepare,
+    recipe_layers as recipe_layers,
+)
 from .registry.catalogue import Catalogue as Catalogue, known_kind as known_kind
 from .registry.description import (
     describe as describe,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from relax_plugin_authoring.documentation import explain, reference, schema, starter
 
 from relax_core.api.component import BY_TABLE, CORE_KEYS
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.options import Options, Secret, TableOptions
 from relax_core.config.compose import STAGES, compose, parse_config
-from relax_core.config.documentation import explain, reference, schema, starter
 from relax_core.config.run_config import Core, to_toml
 from relax_core.control.resume_keys import may_change
 from relax_core.registry import catalogue as catalogue_module

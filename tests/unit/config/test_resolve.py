@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from relax_core.api.options import Options, Secret
 from relax_core.config.compose import compose, parse_config
 from relax_core.config.layers import read_layer
 from relax_core.config.problems import ConfigProblems, shown, validation_errors
-from relax_core.config.run_config import RunConfig, table_keys, to_toml, top_level_keys
+from relax_core.config.run_config import RunConfig, core_tables, table_keys, to_toml, top_level_keys
 from relax_core.registry.catalogue import Catalogue
 
 words = st.text(max_size=6)
@@ -258,3 +260,26 @@ def test_hosts_of_media_are_names_and_their_folders_are_relative_to_the_file(
         file.write_text(text.format(json.dumps(wrong)))
         with pytest.raises(ConfigError, match=r"data\.media\.allowed_hosts.*is not a host; write a name like"):
             compose([file], [], checked=False)
+
+
+def test_every_core_key_is_documented() -> None:
+    undocumented = [
+        f"{table}.{name}"
+        for table, model in {"": RunConfig, **core_tables()}.items()
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert undocumented == []
+
+
+LIGHT = """
+import sys, relax_core.cli.main, relax_core.config
+heavy = {"torch", "ray", "pydantic", "PIL", "jinja2", "zstandard", "psutil", "structlog"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+from relax_core.config import *
+assert "pydantic" in sys.modules and not {"torch", "ray"} & set(sys.modules)
+"""
+
+
+def test_registering_the_verbs_imports_nothing_heavy_and_reading_options_neither_torch_nor_ray() -> None:
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=600)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New plugin projects from templates, and checks of plugins."""
+"""New plugin projects from templates, checks of plugins, and documentation of configurations."""

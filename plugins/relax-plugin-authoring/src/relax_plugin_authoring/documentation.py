@@ -19,11 +19,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from relax_core.api.component import BY_TABLE, Kind
-from relax_core.api.errors import ConfigError, RelaxError
-from relax_core.api.options import Options, Secret
+from relax_core.api import ConfigError, Kind, Options, RelaxError, Secret
+from relax_core.api.component import BY_TABLE
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
-from relax_core.config.compose import Composed
 from relax_core.config.plugin_tables import all_tables, plugin_tables
 from relax_core.config.problems import unknown_key
 from relax_core.config.run_config import (
@@ -35,7 +33,7 @@ from relax_core.config.run_config import (
     literal,
     top_level_keys,
 )
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, Composed
 
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", Secret: "secret"}
 IMPORTANT = {

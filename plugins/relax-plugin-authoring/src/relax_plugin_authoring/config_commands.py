@@ -15,8 +15,8 @@ import typer
 from relax_core.cli.terminal import AsJson, say, split
 
 if TYPE_CHECKING:
-    from relax_core.config.compose import Composed
-    from relax_core.config.documentation import Explained
+    from relax_core.launch import Composed
+    from relax_plugin_authoring.documentation import Explained
 
 Arguments = Annotated[
     list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files or a recipe name, then overrides.")
@@ -31,7 +31,7 @@ verbs = typer.Typer(help="Show, explain and describe configurations.", no_args_i
 @verbs.command("show")
 def show(arguments: Arguments, as_json: AsJson = False) -> None:
     """Print the resolved configuration as TOML, with the origin of each value that is not a default."""
-    from relax_core.config.run_config import to_toml
+    from relax_core.runs import to_toml
 
     composed = composed_from(arguments)
     if as_json:
@@ -57,7 +57,7 @@ def explain(
     """Print a key's value, the origin of the value, and the key's documentation."""
     from dataclasses import asdict
 
-    from relax_core.config.documentation import explain as explained_key
+    from relax_plugin_authoring.documentation import explain as explained_key
 
     explained = explained_key(key, composed_from(arguments or [], checked=False))
     say(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
@@ -66,8 +66,8 @@ def explain(
 @verbs.command("schema")
 def schema() -> None:
     """Print the JSON schema of a configuration for editors, including the options of installed plugins."""
-    from relax_core.config.documentation import schema as whole_schema
-    from relax_core.registry.catalogue import Catalogue
+    from relax_core.launch import Catalogue
+    from relax_plugin_authoring.documentation import schema as whole_schema
 
     document, notes = whole_schema(Catalogue.load())
     for note in notes:
@@ -77,8 +77,7 @@ def schema() -> None:
 
 def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
     """Compose the files and overrides of a command line without checking paths on disk; print notices on stderr."""
-    from relax_core.config.compose import compose
-    from relax_core.control.prepare import recipe_layers
+    from relax_core.launch import compose, recipe_layers
 
     files, overrides = split(arguments)
     layers = recipe_layers(files)[0] if files else files
@@ -100,13 +99,12 @@ def init(
 
     A turn of the policy is at most half of the model's context.
     """
-    from relax_core.api.errors import ConfigError
+    from relax_core.api import ConfigError
     from relax_core.api.model_folder import bounded_context
     from relax_core.cli.plan import check_all
-    from relax_core.config.documentation import starter
-    from relax_core.config.tables import RolloutTable
-    from relax_core.control.prepare import plan_run
-    from relax_core.registry.catalogue import Catalogue
+    from relax_core.config.run_config import core_tables
+    from relax_core.launch import Catalogue, plan_run
+    from relax_plugin_authoring.documentation import starter
 
     def relative(path: Path) -> str:
         """Return a path relative to the folder of OUT if it lies within, else absolute."""
@@ -116,7 +114,8 @@ def init(
     for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
         if not path.exists():
             raise ConfigError(option, f"{path}, which does not exist", f"give the path of the {what}")
-    turn = min(RolloutTable().max_new_tokens, max(bounded_context(model) // 2, 1))
+    default = core_tables()["rollout"].model_fields["max_new_tokens"].default
+    turn = min(default, max(bounded_context(model) // 2, 1))
     values: dict[str, dict[str, Any]] = {
         "model": {"path": relative(model)},
         "data": {"train": relative(data)},

@@ -67,7 +67,7 @@ def relax(*words: str) -> Any:
 
 def test_the_core_s_entry_points_are_its_verbs_with_the_first_lines_of_their_help() -> None:
     core = Commands({}).core
-    assert {"train", "status", "plugins", "convert"} <= core.keys()
+    assert {"train", "status", "plugins", "why"} <= core.keys()
     for name, offered in core.items():
         assert (offered.parser(name).help or "").partition("\n")[0] == offered.command.help, name
         assert offered.command.group in GROUPS

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax graph | plan | doctor`, which examine a configuration without training.
+"""The verbs `relax graph | plan`, which examine a configuration without training.
 
-`graph` prints the operations; `plan` the placement, memory and time; `doctor` checks of the machine.
+`graph` prints the operations; `plan` the placement, memory and time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def dry_run(sources: Sequence[Source], overrides: Sequence[str]) -> None:
     """Make every check of a configuration, start nothing, and print the graph, tools and data if nothing is wrong."""
     from relax_core.config.compose import naming_stage
     from relax_core.control.prepare import plan_run
-    from relax_core.diagnostics.doctor import check_starts
+    from relax_core.control.start_check import check_starts
 
     planned = plan_run(sources, overrides)
     lines = check_all(planned)
@@ -243,24 +243,3 @@ def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
         ordered = sorted(parts.items(), key=lambda part: -part[1])
         of_which = ", ".join(f"{name} {gib(size)}" for name, size in ordered)
         yield need.group.name, phase, gib(sum(parts.values())), of_which
-
-
-def doctor(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="A configuration to check as well.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check the machine, the installation and a configuration."""
-    from relax_core.diagnostics.doctor import Finding, findings
-
-    found: list[Finding] = []
-    for finding in findings(*split(arguments or [])):
-        found.append(finding)
-        if not as_json:
-            say(finding.line)
-    code = next((finding.exit_code for finding in found if finding.exit_code), 0)
-    if as_json:
-        rows = [{"ok": not finding.exit_code, **asdict(finding)} for finding in found]
-        print_json({"schema": "relax.doctor/1", "ok": not code, "exit_code": code, "findings": rows})
-    raise typer.Exit(code)

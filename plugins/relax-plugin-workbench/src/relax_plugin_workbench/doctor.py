@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of `relax doctor`: the installation, the machine, and, if given, a configuration.
+"""The verb `relax doctor`, which checks the installation, the machine, and a configuration if one is given.
 
 Nothing is started, written or downloaded; torch and ray are imported in child processes. A configuration is checked
 with the same code that a run uses.
@@ -7,61 +7,34 @@ with the same code that a run uses.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
-from packaging.requirements import Requirement
+import typer
 from packaging.specifiers import SpecifierSet
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.plan import Plan
-from relax_core.config.run_config import BackendChoice, RunConfig
+from relax_core.cli.terminal import AsJson, print_json, say, split
+from relax_core.config.run_config import RunConfig
 from relax_core.control.data_check import open_data
-from relax_core.control.placement import has_gpus
-from relax_core.control.prepare import plan_run
+from relax_core.control.start_check import check_starts, probe, unmet
+from relax_core.launch import Catalogue, PluginState, plan_run
 from relax_core.observe.run_directory import runs_root
-from relax_core.registry.catalogue import Catalogue
-from relax_core.registry.handshake import PluginState
 
-PROBE_S = 600.0
-"""Most seconds that a child process may take to import packages, on a busy machine too."""
 SETUP, MACHINE = 2, 4
 """Exit codes for a problem of the installation or configuration, and for a problem of the machine."""
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 << 30, 1 << 30, 256 << 20
 """Free bytes that even the smallest runs need; torch alone takes half a gigabyte per process."""
-START = """
-import json, sys
-from relax_core.api.component import Chosen
-from relax_core.api.errors import ConfigError, RelaxError
-from relax_core.diagnostics.doctor import unmet
-from relax_core.registry.catalogue import Catalogue
-here, components, *files = json.loads(sys.argv[1])
-catalogue, found = Catalogue.load(files), []
-for distribution, *chosen in components:
-    wrong, fix, chosen = "; ".join(unmet(distribution)) if distribution else "", "", Chosen(*chosen)
-    try:
-        with catalogue.authored(chosen):
-            wrong or catalogue.build(chosen).check_start(here)
-    except ConfigError as error:
-        wrong, fix = f"{error.field}: got {error.got}", error.fix
-    except RelaxError as error:
-        wrong = str(error)
-    found.append([wrong, fix])
-print(json.dumps(found))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +51,25 @@ class Finding:
     def line(self) -> str:
         mark = "problem" if self.exit_code else "ok"
         return f"{mark:<8} {self.name:<14} {self.detail}{f'; {self.fix}' if self.fix else ''}"
+
+
+def doctor(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="A configuration to check as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the machine, the installation and a configuration."""
+    found: list[Finding] = []
+    for finding in findings(*split(arguments or [])):
+        found.append(finding)
+        if not as_json:
+            say(finding.line)
+    code = next((finding.exit_code for finding in found if finding.exit_code), 0)
+    if as_json:
+        rows = [{"ok": not finding.exit_code, **asdict(finding)} for finding in found]
+        print_json({"schema": "relax.doctor/1", "ok": not code, "exit_code": code, "findings": rows})
+    raise typer.Exit(code)
 
 
 def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Finding]:
@@ -121,27 +113,9 @@ def python() -> Finding:
 
 def packages() -> Finding:
     """Check the packages that relax-core requires."""
-    wrong = unmet("relax-core")
-    if wrong:
-        return Finding("packages", "; ".join(wrong), "pip install --upgrade relax-core", SETUP)
+    if problems := unmet("relax-core"):
+        return Finding("packages", "; ".join(problems), "pip install --upgrade relax-core", SETUP)
     return Finding("packages", f"relax-core {metadata.version('relax-core')} with all of its requirements")
-
-
-def unmet(distribution: str) -> list[str]:
-    """List the unmet requirements of a distribution, as text."""
-    wanted = [Requirement(line) for line in metadata.requires(distribution) or []]
-    applies = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [problem for one in applies if (problem := _problem_of(one))]
-
-
-def _problem_of(wanted: Requirement) -> str:
-    try:
-        have = metadata.version(wanted.name)
-    except metadata.PackageNotFoundError:
-        return f"{wanted.name} is not installed"
-    return (
-        "" if wanted.specifier.contains(have, prereleases=True) else f"{wanted.name} is {have}, not {wanted.specifier}"
-    )
 
 
 def plugins(catalogue: Catalogue) -> Finding:
@@ -157,8 +131,7 @@ def plugins(catalogue: Catalogue) -> Finding:
 
 def ray(needed: bool) -> Finding:
     """Check that the runner `ray` can be used; a failure counts as a problem only if ray is `needed`."""
-    wanted = [Requirement(line) for line in metadata.requires("relax-core") or [] if line.startswith("ray")]
-    if problem := next((said for said in map(_problem_of, wanted) if said), ""):
+    if problem := next((text for text in unmet("relax-core", "ray") if text.startswith("ray ")), ""):
         fix = 'pip install "relax-core[ray]", or --runner local' if needed else ""
         detail = problem if needed else f"{problem}: only the runner local can be used"
         return Finding("ray", detail, fix, SETUP if fix else 0)
@@ -187,13 +160,11 @@ def memory() -> Finding:
 def disk(root: Path) -> Finding:
     """Check the disk that runs are written to: free space and write permission."""
     home = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
-    free = shutil.disk_usage(home).free
-    detail = f"{_gib(free)} free for runs in {root.absolute()}"
     if not os.access(home, os.W_OK):
         return Finding("disk", f"{home} is not writable", "set RELAX_RUNS to a writable folder", MACHINE)
-    if free < LEAST_DISK:
-        return Finding("disk", detail, "free some, or set RELAX_RUNS to a folder on another disk", MACHINE)
-    return Finding("disk", detail)
+    free = shutil.disk_usage(home).free
+    fix = "free some, or set RELAX_RUNS to a folder on another disk" if free < LEAST_DISK else ""
+    return Finding("disk", f"{_gib(free)} free for runs in {root.absolute()}", fix, MACHINE if fix else 0)
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
@@ -201,11 +172,10 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     if not path.is_dir():
         return Finding("shared memory", "no /dev/shm: weights go through the run directory")
     usage = shutil.disk_usage(path)
+    fix = "delete unused files there, or give the container more (docker run --shm-size=4g)"
+    fix = fix if usage.free < LEAST_SHARED else ""
     detail = f"{_gib(usage.free)} of {_gib(usage.total)} free in {path}"
-    if usage.free < LEAST_SHARED:
-        fix = "delete unused files there, or give the container more (docker run --shm-size=4g)"
-        return Finding("shared memory", detail, fix, MACHINE)
-    return Finding("shared memory", detail)
+    return Finding("shared memory", detail, fix, MACHINE if fix else 0)
 
 
 def loopback() -> Finding:
@@ -223,26 +193,12 @@ def loopback() -> Finding:
 def devices() -> Finding:
     """List the GPUs that torch sees."""
     names = "*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))"
-    said, failure = probe(sys.executable, f"import torch; print(torch.__version__, {names}, sep='|')")
+    printed, failure = probe(sys.executable, f"import torch; print(torch.__version__, {names}, sep='|')")
     if failure:
         detail = f"torch can't be imported here ({failure}): no problem if engine and trainer set their own `python`"
         return Finding("devices", detail)
-    version, *gpus = said.split("|")
+    version, *gpus = printed.split("|")
     return Finding("devices", f"torch {version}, {', '.join(gpus) or 'no GPU: runs use the CPU'}")
-
-
-def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
-    """Run a Python script in a child process; return the last line that it printed, and the error or ""."""
-    command = [executable, "-c", script, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return "", f"no answer within {PROBE_S:.0f} s"
-    except OSError as error:
-        return "", f"{type(error).__name__}: {error}"
-    if done.returncode:
-        return "", (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-    return done.stdout.strip().splitlines()[-1], ""
 
 
 # -- a configuration --------------------------------------------------------------------------------------------------
@@ -262,59 +218,12 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
     yield from (Finding("data", text) for text in (f"{config.data.train}: {data}", *data.compared))
 
 
-@dataclass(frozen=True, slots=True)
-class StartCheck:
-    """The result of one check that an engine, a trainer or the placement can start."""
-
-    table: str
-    what: str
-    wrong: str = ""
-    """The problem; empty if the component can start."""
-    fix: str = ""
-
-
-def check_starts(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[StartCheck]:
-    """Import each engine and the trainer in its own interpreter, and look for the GPUs that the run needs.
-
-    On Ray the components start on other machines, so GPUs are not checked.
-    """
-    here = config.run.runner != "ray"
-    gpus = sorted({name for group in plan.groups.values() for name in group.devices if name.startswith("gpu:")})
-    if here and gpus and not has_gpus():
-        fix = "set the keys gpus_per_engine and gpus_per_rank of [placement] to 0, or leave them out"
-        yield StartCheck("placement", ", ".join(gpus), "this machine has no GPU", fix)
-    pools = [(f"engines.{at}.engine", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
-    choices = [("engine", config.engine)] * ("rollout" in plan.roles) + [("trainer", config.trainer), *pools]
-    groups: dict[str, list[tuple[str, BackendChoice]]] = {}
-    for table, choice in choices:
-        groups.setdefault(str(choice.python or sys.executable), []).append((table, choice))
-
-    def check(executable: str) -> list[StartCheck]:
-        components, distributions = [], []
-        for _, choice in groups[executable]:
-            found = catalogue.find(choice.chosen.kind, choice.name)
-            distributions.append(found.distribution if found.version else "")  # a single-file plugin has no packages
-            components.append([distributions[-1], choice.chosen.kind, choice.name, choice.chosen.options])
-        said, failure = probe(executable, START, json.dumps([here, components, *map(str, config.plugins)]))
-        results = [(failure, "")] * len(components) if failure else json.loads(said)
-        pip = f"{executable} -m pip install --upgrade"
-        return [
-            StartCheck(table, f"{choice.name} under {executable}", wrong, wrong and (fix or f"{pip} {distribution}"))
-            for (table, choice), distribution, (wrong, fix) in zip(
-                groups[executable], distributions, results, strict=True
-            )
-        ]
-
-    with ThreadPoolExecutor() as threads:
-        yield from chain.from_iterable(threads.map(check, groups))
-
-
 def _refused(name: str, error: RelaxError) -> Iterator[Finding]:
     """Convert an error into findings, one for each problem that it lists."""
-    for one in getattr(error, "errors", (error,)):
-        detail, fix = str(one), "fix this problem"
-        if isinstance(one, ConfigError):
-            detail, fix = f"{one.field}: got {one.got}", one.fix
+    for problem in getattr(error, "errors", (error,)):
+        detail, fix = str(problem), "fix this problem"
+        if isinstance(problem, ConfigError):
+            detail, fix = f"{problem.field}: got {problem.got}", problem.fix
         yield Finding(name, detail, fix, MACHINE if error.exit_code == MACHINE else SETUP)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_workbench import try_run
 
-from relax_core.diagnostics import try_run
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.inline import InlineWorkers
 from relax_core.testing.scripted_client import ScriptedClient

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from relax_plugin_rewards.code import Code, CodeOptions, read_cases
 from relax_plugin_workbench.data_survey import data_files, survey
+from relax_plugin_workbench.try_run import try_reward
 
 from relax_core.api import Chosen, Gold, Reward, SandboxLimits, Score, Task, Trajectory
 from relax_core.api.errors import ConfigError
 from relax_core.data.tasks import has_value
-from relax_core.diagnostics.try_run import try_reward
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.golds import MOST_CHECKED, check_golds
 from relax_core.rewards.host import GoldResult, RewardHost, pack_units, reads_golds

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 import zstandard
 from pyarrow import parquet
+from relax_plugin_workbench.try_run import _rows
 from typer.testing import CliRunner
 
 from relax_core.api import ConfigError
 from relax_core.cli.main import app
 from relax_core.data.task_files import Files
-from relax_core.diagnostics.try_run import _rows
 from relax_core.media.placeholders import media_of
 from relax_core.media.source import read_source
 from tests.odd_inputs.test_rows import opened, travels, written

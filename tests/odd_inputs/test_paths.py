@@ -5,11 +5,11 @@ import json
 import os
 
 import pytest
+from relax_plugin_workbench import try_run
 from relax_plugin_workbench.data_survey import data_files, shown_by
 from typer.testing import CliRunner
 
 from relax_core.cli.main import app
-from relax_core.diagnostics import try_run
 
 
 @pytest.fixture

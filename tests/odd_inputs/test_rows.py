@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
+from relax_plugin_workbench.try_run import _rows
 
 from relax_core.api import ConfigError, Task, TaskSource
 from relax_core.data.plain_data import NotPlainError, plain
 from relax_core.data.task_files import Files, TableSourceOptions
 from relax_core.data.tasks import TaskSet
-from relax_core.diagnostics.try_run import _rows
 from relax_core.rpc.messages import decode, encode
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("rows.jsonl").read_bytes().split(b"\n") if line]

@@ -20,7 +20,7 @@ def test_try_prints_the_checks_that_need_no_trainer(monkeypatch):
     async def tried(*_):
         return (sample,), checks, ("8 tasks remain",)
 
-    monkeypatch.setattr("relax_core.diagnostics.try_run.try_tasks", tried)
+    monkeypatch.setattr("relax_plugin_workbench.try_run.try_tasks", tried)
     *_, passed, fault = CliRunner().invoke(app, ["try", "my.toml"]).stdout.split("\n\n")
     assert passed == "step 1: the template round trip is exact (0 of 1 prompts)"
     assert fault == "step 1: check failed: tokens are trained: 0; group 0, sample 1; tokens are masked\n"

@@ -23,10 +23,10 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.config.layers import Source as Layer
-from relax_core.diagnostics.try_run import ignore, local_workers, single_role, try_launch
 from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.launch import Launch
 from relax_core.sampling.rollout_worker import RolloutWorker
+from relax_plugin_workbench.single_role import ignore, local_workers, single_role, try_launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from relax_core.config.tables import BatchTable, CriticTable, RankPlacement, Ref
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import stage_directories
-from relax_core.diagnostics.try_run import ignore, local_workers, single_role
 from relax_core.launch import Catalogue, compose
 from relax_core.rewards.host import announce
 from relax_core.runners.launch import Launch
@@ -37,6 +36,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.compare import SetComparison, compare_results
 from relax_plugin_workbench.eval_result import SAMPLES, EvalResult, is_result, read_result, result_folder
 from relax_plugin_workbench.export import checkpoints, export
+from relax_plugin_workbench.single_role import ignore, local_workers, single_role
 
 OF_THE_EXPORT = ("trainer.", "run.")
 """Beginnings of the overrides that also apply to the export of a checkpoint."""

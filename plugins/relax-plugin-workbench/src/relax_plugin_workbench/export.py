@@ -20,13 +20,13 @@ from relax_core.cli.terminal import run_to_end
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
-from relax_core.diagnostics.try_run import local_workers, single_role
 from relax_core.launch import Catalogue, compose
 from relax_core.rewards.host import announce_missing
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
 from relax_core.runs import check_new_folder, find_run
+from relax_plugin_workbench.single_role import local_workers, single_role
 
 
 @dataclass(frozen=True, slots=True)

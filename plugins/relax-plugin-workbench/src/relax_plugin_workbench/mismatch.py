@@ -27,7 +27,6 @@ from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.diagnostics.try_run import ignore, local_workers, single_role, try_launch
 from relax_core.launch import Catalogue
 from relax_core.learn.counts import MAX_LOG_RATIO
 from relax_core.rewards.scorer import ScoredSample
@@ -37,6 +36,7 @@ from relax_core.runners.launch import Launch
 from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
+from relax_plugin_workbench.single_role import ignore, local_workers, single_role, try_launch
 
 FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTED_COLUMNS

@@ -23,7 +23,6 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
-from relax_core.diagnostics.try_run import ignore, local_workers, played_facts, single_role
 from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.launch import Launch
 from relax_core.runs import Redactor, check_new_folder, disk_errors, to_toml, write_text
@@ -31,6 +30,8 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records
 from relax_plugin_workbench.sample_file import SampleFile
 from relax_plugin_workbench.sample_parquet import check_pyarrow, write_parquet
+from relax_plugin_workbench.single_role import ignore, local_workers, single_role
+from relax_plugin_workbench.try_run import played_facts
 
 CONFIG, SAMPLES, TABLE = "config.toml", "samples.jsonl", "samples.parquet"
 SampleFormat = Literal["jsonl", "parquet"]

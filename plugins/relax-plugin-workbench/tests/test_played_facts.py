@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from relax_plugin_workbench.try_run import played_facts
+
 from relax_core.api.family import ModelFamily
 from relax_core.api.trajectory import Node, Trajectory
-from relax_core.diagnostics.try_run import played_facts
 
 
 class Letters:

@@ -10,27 +10,22 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from relax_core.api.batch import AttemptId
-from relax_core.api.bus import BusSettings, Issue
+from relax_core.api.bus import Issue
 from relax_core.api.checks import CheckFinding, FirstStepFacts
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged
 from relax_core.api.family import ModelFamily
-from relax_core.api.options import revealed
 from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
-from relax_core.api.weights import Version
-from relax_core.bus.service import open_bus
-from relax_core.bus.store import InProcessBus
 from relax_core.config.layers import (
     COMMAND_LINE,
     Origin,
@@ -44,27 +39,21 @@ from relax_core.config.layers import (
 )
 from relax_core.config.run_config import RewardChoice
 from relax_core.control.preflight import first_step
-from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
 from relax_core.data.unpacked_file import unpacked
-from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
 from relax_core.engines.factories import AuxiliaryPools
-from relax_core.observe.redaction import Redactor
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue
 from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.roles.first_rows import row_facts
 from relax_core.rpc.isolated_pool import ProcessStarter
-from relax_core.runners.context import RoleContext
-from relax_core.runners.inline import InlineWorkers
-from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records, row_batch, sample_record
 from relax_core.sandboxes.pool import SandboxPool
-from relax_core.weights.registry import WeightRegistry
+from relax_plugin_workbench.agreement import Agreement, Labelled, agreement
+from relax_plugin_workbench.single_role import ignore, single_role, try_launch
 
 
 async def try_tasks(
@@ -159,41 +148,6 @@ def shown_golds(golds: Mapping[str, GoldResult]) -> dict[str, dict[str, object]]
         name: {"read": gold.read, "scores": dict(zip(gold.responses, gold.scores, strict=True)), "fault": gold.fault}
         for name, gold in golds.items()
     }
-
-
-def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
-    """Return launch data of the first stage, without a run directory; a recipe is built in `directory`."""
-    planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
-    stage = planned.stages[0]
-    return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
-
-
-def local_workers(launch: Launch, catalogue: Catalogue, inline: bool) -> InlineWorkers | LocalWorkers:
-    """Return workers on this machine for a role of a run; `inline`: in this process."""
-    if inline:
-        return InlineWorkers(catalogue, launch.run_env)
-    redactor = Redactor(revealed(launch.config))
-    return LocalWorkers(launch.plugin_files, launch.resolved, redactor=redactor, run_env=launch.run_env)
-
-
-@asynccontextmanager
-async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: Any) -> AsyncIterator[RoleContext]:
-    """Yield a context for one role alone; its workers end with the context, so two roles are never loaded together."""
-    clock = SystemClock()
-    size = int(launch.config["rollout"]["group_size"])
-    bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
-    context = RoleContext(
-        role, launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers, workers, clock, 0
-    )
-    try:
-        yield context
-    finally:
-        await context.close()
-        await bus.close()
-
-
-async def ignore(*_: Any) -> None:
-    """Ignore an event: `relax try` has no recorder, and a failed engine shows in the samples' outcomes."""
 
 
 async def try_reward(

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies
-
-from relax_core.diagnostics.agreement import Labelled, agreement, cohens_kappa, spearman
+from relax_plugin_workbench.agreement import Labelled, agreement, cohens_kappa, spearman
 
 
 def labelled(*pairs: tuple[float | None, float], task: str = "") -> list[Labelled]:

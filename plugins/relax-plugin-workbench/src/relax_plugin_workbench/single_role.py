@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One role of a run alone on this machine, without a controller and a run directory.
+
+The commands sample with the rollout, and compute log-probs or write a model with the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.bus import BusSettings
+from relax_core.api.options import revealed
+from relax_core.api.role import SystemClock
+from relax_core.api.weights import Version
+from relax_core.bus.service import open_bus
+from relax_core.bus.store import InProcessBus
+from relax_core.config.layers import Source
+from relax_core.control.prepare import make_launch
+from relax_core.launch import Catalogue, plan_run
+from relax_core.runners.context import RoleContext
+from relax_core.runners.inline import InlineWorkers
+from relax_core.runners.launch import Launch
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.runners.run_status import RunStatusService
+from relax_core.runs import Redactor
+from relax_core.weights.registry import WeightRegistry
+
+
+def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
+    """Return launch data of the first stage, without a run directory; a recipe is built in `directory`."""
+    planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
+    stage = planned.stages[0]
+    return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
+
+
+def local_workers(launch: Launch, catalogue: Catalogue, inline: bool) -> InlineWorkers | LocalWorkers:
+    """Return workers on this machine for a role of a run; `inline`: in this process."""
+    if inline:
+        return InlineWorkers(catalogue, launch.run_env)
+    redactor = Redactor(revealed(launch.config))
+    return LocalWorkers(launch.plugin_files, launch.resolved, redactor=redactor, run_env=launch.run_env)
+
+
+@asynccontextmanager
+async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: Any) -> AsyncIterator[RoleContext]:
+    """Yield a context for one role alone; its workers end with the context, so two roles are never loaded together."""
+    clock = SystemClock()
+    size = int(launch.config["rollout"]["group_size"])
+    bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
+    context = RoleContext(
+        role, launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers, workers, clock, 0
+    )
+    try:
+        yield context
+    finally:
+        await context.close()
+        await bus.close()
+
+
+async def ignore(*_: Any) -> None:
+    """Ignore an event: a single role has no recorder, and a failed engine shows in the samples' outcomes."""

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-
-from markupsafe import escape
 
 from relax_core.api.task import Message
 
@@ -46,7 +45,7 @@ def _escaped(words: str) -> Iterator[str]:
     yield json.dumps(words)[1:-1]
     yield json.dumps(words, ensure_ascii=False)[1:-1]
     yield repr(words)[1:-1]
-    yield str(escape(words))
+    yield html.escape(words, quote=False).replace('"', "&#34;").replace("'", "&#39;")  # as Jinja does
 
 
 def texts_of(message: Message) -> tuple[str, ...]:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import base64
-
-from markupsafe import Markup
+from html import escape
 
 from relax_core.api.modality import browser_type
 
@@ -18,13 +17,11 @@ _VIDEO = '<video controls preload="metadata" src="{source}"></video>'
 _ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
 
 
-def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
+def medium_figure(kind: str, data: bytes | None, caption: str) -> str:
     """Return the HTML figure of a medium. If a browser can't show `data`, the figure says that no copy was kept."""
-    form = browser_type(data) if data else ""
-    shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
+    form, caption = browser_type(data) if data else "", escape(caption)
+    shown = f"<em>no copy of this {escape(kind)} was kept</em>"
     if data and form.startswith(kind) and kind in _ELEMENTS:
         source = f"data:{form};base64,{base64.b64encode(data).decode()}"
-        shown = Markup(_ELEMENTS[kind]).format(caption=caption, source=source)
-    return Markup('<figure class="medium">{shown}<figcaption>{caption}</figcaption></figure>').format(
-        shown=shown, caption=caption
-    )
+        shown = _ELEMENTS[kind].format(caption=caption, source=source)
+    return f'<figure class="medium">{shown}<figcaption>{caption}</figcaption></figure>'

@@ -258,7 +258,7 @@ def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:
 
 def _element(run: RunView, medium: Mapping[str, Any]) -> Markup:
     kind, key = str(medium.get("type")), str(medium.get("key") or "")
-    return medium_figure(kind, run.preview(kind, key), f"{kind} {medium.get('source') or ''}".strip())
+    return Markup(medium_figure(kind, run.preview(kind, key), f"{kind} {medium.get('source') or ''}".strip()))
 
 
 def _origin(run: RunView) -> Iterator[tuple[str, str]]:

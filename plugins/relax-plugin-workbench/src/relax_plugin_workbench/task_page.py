@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
-
-from markupsafe import Markup
 
 from relax_core.api.errors import printable
 from relax_core.runs import MEDIA_CSS, medium_figure
@@ -23,7 +22,7 @@ def medium_facts(facts: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *([f"key {facts['key'][:12]}"] if facts.get("key") else [])])
 
 
-_PAGE = Markup("""<!doctype html>
+_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:">
@@ -35,20 +34,20 @@ pre {{ white-space: pre-wrap; font: .88rem/1.6 ui-monospace, Menlo, monospace; }
 </style></head><body><h1>{title}</h1><p>{length} tokens of text and media placeholders</p>
 {media}<h2>Prompt</h2><pre>{tokens}</pre><h2>Answer</h2><pre>{answer}</pre><h2>Other columns</h2><pre>{metadata}</pre>
 </body></html>
-""")
+"""
 
 
 def task_page(shown: Mapping[str, Any], previews: Sequence[bytes | None]) -> str:
     """Return the HTML page of a task from the document of `relax data show --json` and a preview of each medium."""
-    media = Markup("").join(
+    media = "".join(
         medium_figure(medium["kind"], preview, f"{medium['source']}: {medium.get('error') or medium_facts(medium)}")
         for medium, preview in zip(shown["media"], previews, strict=True)
     )
     return printable(
         _PAGE.format(
-            title=f"{shown['where']} ({shown['id']})", css=Markup(MEDIA_CSS), length=len(shown["ids"]), media=media,
-            tokens=Markup("<i>│</i>").join(shown["tokens"]), answer=_json_text(shown["answer"]),
-            metadata=_json_text(shown["metadata"]),
+            title=escape(f"{shown['where']} ({shown['id']})"), css=MEDIA_CSS, length=len(shown["ids"]), media=media,
+            tokens="<i>│</i>".join(map(escape, shown["tokens"])), answer=escape(_json_text(shown["answer"])),
+            metadata=escape(_json_text(shown["metadata"])),
         )
     )  # fmt: skip
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast, get_args, get_origin
-
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from relax_core.api.options import Options
 
-
-OptionsT = TypeVar("OptionsT", default=Any)
+    OptionsT = TypeVarWithDefault("OptionsT", default=Any)
+else:
+    OptionsT = TypeVar("OptionsT")  # Python 3.11 has no defaults of type variables
 ContractT = TypeVar("ContractT", bound="Configurable[Any]")
 
 

@@ -312,12 +312,12 @@ class RemoteEnvironment(EnvironmentHandle):
         self._session, self._driven = session, driven
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
-        messages, state = await self._call("reset", task, seed, wanted=ResetResult)
-        return messages, state
+        wanted = ResetResult | CallFailed
+        return await self._answer("reset", self._session.call("reset", task, seed, self._timeout_s, wanted=wanted))
 
     async def step(self, action: Action) -> StepResult:
-        taken: StepResult = await self._call("step", action, wanted=StepResult)
-        return taken
+        wanted = StepResult | CallFailed
+        return await self._answer("step", self._session.call("step", action, self._timeout_s, wanted=wanted))
 
     async def run(self, task: Task, seed: int, session: Branch) -> None:
         """Execute the environment's `run`; its deadline does not advance while the policy takes a turn."""
@@ -333,27 +333,20 @@ class RemoteEnvironment(EnvironmentHandle):
             await sample.end()
 
     async def _close(self) -> None:
-        await self._call("close")
+        await self._answer("close", self._session.call("close", self._timeout_s, wanted=None | CallFailed))
 
     async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
         try:
             ended = self._session.long_call("run", task, seed, sample.media, wanted=None | CallFailed)
-            await self._outcome("run", ended)
+            await self._answer("run", ended)
         except EnvironmentFailed:
             if sample.failure is None:
                 raise
         if sample.failure is not None:
             raise sample.failure
 
-    async def _call(self, method: str, *args: Any, wanted: Any = None) -> Any:
-        """Call a method of `EnvironmentHost` whose result has the type `wanted`."""
-        try:
-            answer = self._session.call(method, *args, self._timeout_s, wanted=wanted | CallFailed)
-            return await self._outcome(method, answer)
-        except RelaxError as error:  # for example a result that cannot be serialized
-            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
-
-    async def _outcome(self, method: str, answer: Any) -> Any:
+    async def _answer(self, method: str, answer: Awaitable[T | CallFailed]) -> T:
+        """Return the answer of the environment's process to a call. Raises EnvironmentFailed if the call failed."""
         try:
             result = await answer
         except ItemTimeout as error:
@@ -362,6 +355,8 @@ class RemoteEnvironment(EnvironmentHandle):
             # A process may be killed from outside, so its end does not prove that a sample is at fault, even if alone.
             self.lost = error if isinstance(error, SessionLost) else SessionLost(str(error), suspect=True)
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
+        except RelaxError as error:  # for example an argument that cannot be serialized
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
         if isinstance(result, CallFailed):
             self._doubt(bool(result.doubt))
             if result.doubt == "out of memory":  # the process would also fail the next call of any sample

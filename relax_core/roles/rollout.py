@@ -26,11 +26,18 @@ from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
 from relax_core.engines.scaler import Scaler, scaled_pools
 from relax_core.observe.first_step import MOST_TASKS
 from relax_core.observe.signals import STALENESS_WAIT
-from relax_core.sampling.completions import completion_values
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
+from relax_core.sampling.rows import (
+    TURN_COLUMNS,
+    completion_values,
+    measures,
+    records,
+    row_batch,
+    with_row_column,
+    with_teacher,
+)
 
 POLL_S = 1.0
 ROOM_S = 0.1

@@ -40,6 +40,10 @@ from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.groups import InflightGroup
 
 TURN_COLUMNS = (TURNS, STATES, CONTEXTS, STEP_REWARDS)
+NGRAM = 8
+"""Length in tokens of the sequences whose repetition counts. Ordinary text rarely repeats so many tokens; a loop does."""
+_FACTORS = np.random.default_rng(NGRAM).integers(1, 2**63, NGRAM, dtype=np.uint64) | np.uint64(1)
+"""Odd factors, one for each place in a sequence, whose sum of products identifies the sequence."""
 GIVEN = (-1, 0, 0, 0.0)
 """Turn, state, context and reward of given tokens (tokens that the policy did not sample)."""
 
@@ -257,6 +261,36 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
             for name, value in (("s", sum(values) / len(values)), ("max_s", max(values)))
         },
     }
+
+
+def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, ...]]:
+    """Return the values of each sample that `completion_metrics` summarizes. A completion is all that a sample sampled."""
+    lengths: list[int] = []
+    repeated: list[float] = []
+    for trajectory in trajectories:
+        turns = [node.tokens for node in trajectory.forest if node.sampled]
+        lengths.append(sum([len(turn) for turn in turns]))
+        if long := [turn for turn in turns if len(turn) >= NGRAM]:
+            repeated.append(sum(map(repeated_ngrams, long)) / sum([len(turn) - NGRAM + 1 for turn in long]))
+    outcomes = [trajectory.outcome for trajectory in trajectories]
+    return {
+        "length": tuple(lengths),
+        "finished": tuple([length for length, how in zip(lengths, outcomes, strict=True) if how is Outcome.FINISHED]),
+        "truncated": tuple([float(how is Outcome.TRUNCATED) for how in outcomes]),
+        "repeated": tuple(repeated),
+    }
+
+
+def repeated_ngrams(tokens: Sequence[int]) -> int:
+    """Count the sequences of `NGRAM` tokens that occurred before, at an earlier place in `tokens`."""
+    count = len(tokens) - NGRAM + 1
+    if count < 2:
+        return 0
+    ids = np.asarray(tokens).astype(np.uint64)
+    keys = np.zeros(count, np.uint64)
+    for place, factor in enumerate(_FACTORS):
+        keys += ids[place : place + count] * factor  # modulo 2^64
+    return count - len(np.unique(keys))
 
 
 def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:

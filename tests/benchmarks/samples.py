@@ -28,9 +28,8 @@ from relax_core.runners.context import RoleContext, collected_seldom
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
-from relax_core.sampling.completions import completion_values
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.rows import measures, records, row_batch
+from relax_core.sampling.rows import completion_values, measures, records, row_batch
 from relax_core.weights.registry import WeightRegistry
 from tests.benchmarks import report
 from tests.benchmarks.runs import HERE, built

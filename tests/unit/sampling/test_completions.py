@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.observe.completions import completion_metrics
-from relax_core.sampling.completions import NGRAM, completion_values, repeated_ngrams
+from relax_core.sampling.rows import NGRAM, completion_values, repeated_ngrams
 
 
 def sample(*turns: list[int], outcome: Outcome = Outcome.FINISHED) -> Trajectory:

@@ -53,19 +53,24 @@ class RewardFacts:
 
 @messages.register
 @dataclass(frozen=True, slots=True)
-class RewardResult:
-    """The result of a reward for one sample: a score, or a failure with its place in the author's code."""
+class ScoredSample:
+    """The score of one sample, by one reward or by all rewards of a run, or the failure to score the sample."""
 
     value: float = math.nan
+    """Score by one reward; of all rewards, the sum of the environment's rewards and the weighted rewards. NaN unless the
+    outcome is judged."""
     parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of one reward's score by name. Of all rewards: reward -> unweighted value, and `<reward>/<part>` -> value."""
     steps: tuple[float, ...] = ()
+    """[turns] credit of single turns, up to the last turn with credit; of all rewards, with the environment's rewards."""
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
-    kind: str = ""
-    """Exception type of a failure; failures of the same kind and place count as the same fault."""
-    place: str = ""
-    """`file:line` of the failure in the author's code."""
     frames: str = ""
+    """Traceback frames in the author's code, if a reward raised an error."""
+    kind: str = ""
+    """Exception type of one reward's failure; failures of the same kind and place count as the same fault."""
+    place: str = ""
+    """`file:line` of one reward's failure in the author's code."""
 
 
 @messages.register
@@ -203,9 +208,9 @@ class RewardHost(IsolatedHost):
         scores = []
         for item, scored in zip(items, results, strict=True):
             (result,) = self.pack_result(item, scored)
-            if isinstance(result, RewardResult) and not result.outcome.judged:
+            if isinstance(result, ScoredSample) and not result.outcome.judged:
                 return GoldResult(error=result.error)
-            scores.append(result.value if isinstance(result, RewardResult) else result)
+            scores.append(result.value if isinstance(result, ScoredSample) else result)
         return GoldResult(gold.read, tuple(gold.responses), tuple(scores), reward_number(gold.best, "Gold.best"))
 
     def pack_result(self, item: Unit, result: Any) -> list[Any]:
@@ -227,7 +232,7 @@ class RewardHost(IsolatedHost):
             return DONE, [GoldResult(error=reason)]
         return DONE, [error_result(error, self._score)] * len(item)
 
-    def _checked(self, results: Sequence[Any]) -> Iterator[float | RewardResult]:
+    def _checked(self, results: Sequence[Any]) -> Iterator[float | ScoredSample]:
         for result in results:
             if isinstance(result, Unreadable):
                 yield error_result(result, self._score)
@@ -236,11 +241,11 @@ class RewardHost(IsolatedHost):
             try:
                 value, parts = reward_number(score.value, "value"), _parts(score.parts)
                 steps = tuple(reward_number(step, f"steps[{turn}]") for turn, step in enumerate(score.steps))
-                yield RewardResult(value, parts, steps) if parts or steps else value
+                yield ScoredSample(value, parts, steps) if parts or steps else value
             except Exception as error:  # such as an attribute that is missing, or the error of an author's own type
                 kind = type(result).__name__
                 message = f"returned {shown(result, 200)}: {message_of(error)}; return a finite number or a Score"
-                yield RewardResult(
+                yield ScoredSample(
                     outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {kind}", place=where(self._score)
                 )
 
@@ -249,14 +254,14 @@ ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
 """Outcomes of a reward whose engine pool or sandbox failed; the reward's author can't fix them."""
 
 
-def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResult:
+def error_result(error: BaseException, author: Callable[..., Any]) -> ScoredSample:
     """Turn an exception into a result, usually REWARD_ERROR with the frames inside the author's code.
 
     The innermost of these frames is the result's place. A failed engine pool or sandbox gives one of `ENGINE_OUTCOMES`.
     """
     if isinstance(error, InfrastructureError):
         outcome = Outcome.ENGINE_TIMEOUT if isinstance(error, DeadlineExceeded) else Outcome.ENGINE_ERROR
-        return RewardResult(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
+        return ScoredSample(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
     trace = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     root = _root(author)
     own = [frame for frame in trace if frame.filename.startswith(root)] or trace[-1:]
@@ -265,7 +270,7 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
     frames = printable("".join([*traceback.format_list(trace), *traceback.format_exception_only(error)]))
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
     message = message_of(error)
-    failed = RewardResult(
+    failed = ScoredSample(
         outcome=Outcome.REWARD_ERROR, error=f"{kind}: {message} ({place})", kind=kind, place=place, frames=frames
     )
     if not isinstance(error, Unreadable):
@@ -277,7 +282,7 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
         return replace(failed, outcome=Outcome.REWARD_INVALID, error=fault, kind="invalid parts")
 
 
-_GOLDS, _SCORES = Sequence[GoldResult], Sequence[float | RewardResult]
+_GOLDS, _SCORES = Sequence[GoldResult], Sequence[float | ScoredSample]
 
 
 def check_results(unit: Unit, results: Any) -> None:
@@ -286,7 +291,7 @@ def check_results(unit: Unit, results: Any) -> None:
     if len(results) != len(unit):
         raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")
     for result in results:
-        if isinstance(result, RewardResult):
+        if isinstance(result, ScoredSample):
             for number in (result.value,) * result.outcome.judged + (*result.steps, *result.parts.values()):
                 reward_number(number, "results")
         elif not isinstance(result, GoldResult):

@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
@@ -33,7 +33,7 @@ from relax_core.rewards.host import (
     FUNCTION,
     GoldResult,
     RewardFacts,
-    RewardResult,
+    ScoredSample,
     Unit,
     check_results,
     pack_units,
@@ -54,25 +54,9 @@ ENVIRONMENT = "environment"
 """Name of the part that logs the environment's own reward."""
 SCHEMA = 1
 Group = tuple[Task, Sequence[Trajectory]]
-Result: TypeAlias = float | RewardResult
+Result: TypeAlias = float | ScoredSample
 """The result of a reward for one sample; a score without parts and steps is a plain number."""
 Weighed: TypeAlias = tuple["RewardPool", Result]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredSample:
-    """The total score of one sample."""
-
-    value: float
-    """Sum of the environment's rewards and the weighted rewards; NaN unless the outcome is judged."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """reward -> unweighted value, and `<reward>/<part>` -> value of each part of a reward's score."""
-    steps: tuple[float, ...] = ()
-    """[turns] credit of single turns from environment and rewards, up to the last turn with credit."""
-    outcome: Outcome = Outcome.FINISHED
-    error: str = ""
-    frames: str = ""
-    """Traceback frames in the author's code, if a reward raised an error."""
 
 
 class RewardScorer:
@@ -189,14 +173,14 @@ class RewardScorer:
                 parts: dict[str, float] = {f"{reward.name}/{name}": part for name, part in failed.parts.items()}
                 for other, own in results:
                     if _failed(own) is None:
-                        parts[other.name] = own.value if isinstance(own, RewardResult) else own
+                        parts[other.name] = own.value if isinstance(own, ScoredSample) else own
                 error = f"reward {reward.name}: {failed.error}"
                 return ScoredSample(math.nan, parts, (), failed.outcome, error, failed.frames)
         steps, value = trajectory.turn_rewards, trajectory.environment_reward
         parts = {ENVIRONMENT: value} if trajectory.step_rewards else {}
         for reward, result in results:
             weight = reward.table.weight
-            if isinstance(result, RewardResult):
+            if isinstance(result, ScoredSample):
                 for name, part in result.parts.items():
                     parts[f"{reward.name}/{name}"] = part
                 if result.steps:
@@ -357,11 +341,11 @@ class RewardPool:
         except ItemTimeout:
             place = self.facts.place
             error = f"did not answer within timeout_s = {self.table.timeout_s:g} ({place})"
-            return [RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=place)] * count
+            return [ScoredSample(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=place)] * count
         except ItemCrash as crash:
             place = self.facts.place
             error = f"its process ended twice on this sample ({place}): {crash}"
-            return [RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=place)] * count
+            return [ScoredSample(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=place)] * count
 
     def _record(self, result: Result, task: Task, trajectory: Trajectory, group: int | None) -> None:
         """Count a result for the circuit breaker; fail the pool and raise its error if the breaker opens.
@@ -392,9 +376,9 @@ def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:
     return {} if len({at for at, _ in members}) > 1 else {"task": unit[0][0].id}
 
 
-def _failed(result: Result) -> RewardResult | None:
+def _failed(result: Result) -> ScoredSample | None:
     """Return the result of a reward that failed; None for a score."""
-    return result if isinstance(result, RewardResult) and not result.outcome.judged else None
+    return result if isinstance(result, ScoredSample) and not result.outcome.judged else None
 
 
 def _spoils(result: Result) -> bool:
@@ -406,7 +390,7 @@ def _spoils(result: Result) -> bool:
 class CircuitOpen(PluginError):
     """The error for code that fails alike on most samples; `sample` is the document to save for `relax try`."""
 
-    def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
+    def __init__(self, reward: str, result: ScoredSample, seen: str, sample: dict[str, Any]) -> None:
         message = (
             f"failed {seen}: {result.error}; fix {result.place}, then try it on the sample that failed: "
             f"`relax try reward {reward} --data failing-sample.json` in the run's folder"
@@ -416,7 +400,7 @@ class CircuitOpen(PluginError):
 
 
 def failing_sample(
-    component: Mapping[str, str], task: Task, trajectory: Trajectory, result: RewardResult | ScoredSample
+    component: Mapping[str, str], task: Task, trajectory: Trajectory, result: ScoredSample
 ) -> dict[str, Any]:
     """Return a JSON document of one sample: the task's row, the policy's response, and the failure.
 

@@ -20,8 +20,8 @@ from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunConfig
 from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rewards.breaker import CircuitBreaker, Fault
-from relax_core.rewards.host import ENGINE_OUTCOMES
-from relax_core.rewards.scorer import ScoredSample, failing_sample
+from relax_core.rewards.host import ENGINE_OUTCOMES, ScoredSample
+from relax_core.rewards.scorer import failing_sample
 from relax_core.sampling.groups import InflightGroup
 
 FILE = "failing-sample.json"

@@ -17,7 +17,8 @@ from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.data.row_proof import SHOWN_TEXT, prompt_faults, shared
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 
 PROBE = "x"
 """Text of the turns with which the end of a turn is rendered."""

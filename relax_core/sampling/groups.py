@@ -31,7 +31,7 @@ from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import WrongShape, checked, returned_by, shown
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 
 SHOWN = 3
 """Number of groups that `relax why` shows."""

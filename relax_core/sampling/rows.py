@@ -36,7 +36,7 @@ from relax_core.engines.requests import routed_columns
 from relax_core.media.placeholders import media_of
 from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.groups import InflightGroup
 
 TURN_COLUMNS = (TURNS, STATES, CONTEXTS, STEP_REWARDS)

@@ -13,7 +13,7 @@ from relax_core.api.algorithm import Source
 from relax_core.data.dataset import Dataset
 from relax_core.data.task_files import Files
 from relax_core.media.placeholders import media_of
-from relax_core.rewards.host import RewardResult
+from relax_core.rewards.host import ScoredSample
 from relax_core.rewards.scorer import failing_sample
 from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES
@@ -83,5 +83,5 @@ def test_the_mapped_columns_are_trained_and_a_row_without_them_is_refused(tmp_pa
 
 def test_the_record_of_a_failing_sample_has_the_answer_that_was_scored():
     task = Task("t", "q", "new", {"answer": "old", "prompt": "old", "id": "old"})
-    record = failing_sample({}, task, Trajectory((), "", ()), RewardResult())
+    record = failing_sample({}, task, Trajectory((), "", ()), ScoredSample())
     assert record["task"] == {"id": "t", "prompt": "q", "answer": "new"}

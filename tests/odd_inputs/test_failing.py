@@ -20,7 +20,7 @@ from relax_core.config.compose import compose
 from relax_core.config.run_config import RunConfig
 from relax_core.media.placeholders import MediaRefused
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.roles.source import RowSource
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup

@@ -18,7 +18,7 @@ from relax_core.api.errors import PluginError
 from relax_core.api.role import SystemClock, WorkerSpec
 from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.observe.process_log import bound_fields
-from relax_core.rewards.host import RewardFacts, RewardResult, check_results
+from relax_core.rewards.host import RewardFacts, ScoredSample, check_results
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc import connection, messages
 from relax_core.rpc.connection import HEAD, Connection
@@ -33,7 +33,7 @@ NAMES = {
     "CallFailed": CallFailed,
     "Failure": Failure,
     "RewardFacts": RewardFacts,
-    "RewardResult": RewardResult,
+    "ScoredSample": ScoredSample,
     "msgpack": msgpack,
 }
 FACTS = RewardFacts("sample", "odd.py:1", (), None, False)

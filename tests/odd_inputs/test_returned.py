@@ -57,7 +57,8 @@ from relax_core.engines.requests import SAMPLING, PendingRequest
 from relax_core.engines.router import Quarantine, RequestLimits, Router
 from relax_core.learn.groups import credited
 from relax_core.observe.spans import Unwatched
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.roles.rank_group import RankGroup
 from relax_core.rpc import messages
 from relax_core.rpc.isolated_pool import ProcessStarter

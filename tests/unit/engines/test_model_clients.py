@@ -22,7 +22,8 @@ from relax_core.config.tables import EngineTable
 from relax_core.engines.factories import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool

@@ -16,7 +16,7 @@ from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.engine_state import response_fault
 from relax_core.engines.requests import PendingRequest, RoutedExperts, filled, routed_columns
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample
 from tests.unit.sampling.toy_policy import Completion, Letters, answered

@@ -9,7 +9,7 @@ from relax_core.api.batch import AttemptId, Column, Ragged
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.learn.groups import MixedAlgorithm, credited
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.rows import row_batch, with_row_column
 
 CATALOGUE = Catalogue.load()

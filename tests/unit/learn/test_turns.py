@@ -16,7 +16,7 @@ from relax_core import learn
 from relax_core.api import AttemptId, Groups, Outcome, Ragged, RowBatch, RowId, Sealed
 from relax_core.api.trajectory import Node, Trajectory
 from relax_core.learn.groups import credited
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.rows import row_batch
 
 NAN = math.nan

@@ -23,7 +23,7 @@ from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.cli.main import app
 from relax_core.data.media_host import MediaHost, Previews
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
 from relax_core.views.media_figures import medium_figure

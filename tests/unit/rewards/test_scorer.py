@@ -20,8 +20,8 @@ from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus
 from relax_core.config.run_config import RewardChoice
 from relax_core.data.tasks import applies
-from relax_core.rewards.host import RewardHost, pack_units
-from relax_core.rewards.scorer import CircuitOpen, RewardScorer, ScoredSample
+from relax_core.rewards.host import RewardHost, ScoredSample, pack_units
+from relax_core.rewards.scorer import CircuitOpen, RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter, replaced_events
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from relax_core.api.batch import AttemptId, RowBatch, RowId
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.rows import row_batch
 
 

@@ -20,7 +20,8 @@ from relax_core.api.weights import Version
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest, SamplingParams
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.sampling.evaluation import SHOWN, EvalSet, Evaluation, best_of, standard_error
 from relax_core.sampling.groups import Turns
 from relax_core.sampling.session import sample_seeds

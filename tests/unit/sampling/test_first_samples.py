@@ -16,7 +16,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts, tokenizer_facts
 from tests.chat.models import QWEN, SHAPES, open_family, write_model
 from tests.chat.tool_templates import TEMPLATES, open_family as open_with_marks

@@ -21,7 +21,7 @@ from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.runners.launch import bus_settings
 from relax_core.sampling.groups import Selection
 from tests.unit.roles.simulated_run import SimulatedRun

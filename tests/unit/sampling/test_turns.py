@@ -21,7 +21,7 @@ from relax_core.api import (
     Trajectory,
     context_key,
 )
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.episode import InProcess, SingleTurn
 from relax_core.sampling.rows import turn_columns
 from relax_core.sampling.session import state_key

@@ -18,7 +18,8 @@ import pytest
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice, RewardChoice, SandboxChoice
 from relax_core.registry import Catalogue
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
+from relax_core.rewards.host import ScoredSample
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.rpc.isolated_pool import ProcessStarter
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool

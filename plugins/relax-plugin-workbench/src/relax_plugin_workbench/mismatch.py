@@ -29,7 +29,7 @@ from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.launch import Catalogue
 from relax_core.learn.counts import MAX_LOG_RATIO
-from relax_core.rewards.scorer import ScoredSample
+from relax_core.rewards.host import ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch

@@ -28,19 +28,12 @@ OSLO = ToolCall("weather", {"city": "Ośló"}, "call_1")
 ROME = ToolCall("weather", {"city": "Rome"}, "call_2")
 
 LANGGRAPH = {
-    "model": "policy",
-    "stream": False,
-    "temperature": 0.7,
-    "n": 1,
-    "parallel_tool_calls": True,
+    "model": "policy", "stream": False, "temperature": 0.7, "n": 1, "parallel_tool_calls": True,
     "tools": [{"type": "function", "function": {**NAMED, "parameters": WEATHER, "strict": True}}],
     "messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Oslo or Rome?"},
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Oslo or Rome?"},
         {
-            "role": "assistant",
-            "content": None,
-            "name": "agent",
+            "role": "assistant", "content": None, "name": "agent",
             "tool_calls": [
                 {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": '{"city": "Ośló"}'}},
                 {"type": "function", "id": "call_2", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
@@ -48,59 +41,39 @@ LANGGRAPH = {
         },
         {"role": "tool", "tool_call_id": "call_2", "content": "sun", "name": "weather"},
         {
-            "role": "tool",
-            "tool_call_id": "call_1",
+            "role": "tool", "tool_call_id": "call_1",
             "content": [{"type": "text", "text": "ra"}, {"type": "text", "text": "in"}],
         },
     ],
-}
+}  # fmt: skip
 
 OPENAI_AGENTS = {
-    "model": "policy",
-    "instructions": "Be brief.",
-    "include": [],
-    "store": False,
-    "stream": True,
-    "temperature": 0.7,
-    "tool_choice": "auto",
-    "truncation": "auto",
-    "max_output_tokens": 64,
-    "prompt_cache_key": "trace_1",
+    "model": "policy", "instructions": "Be brief.", "include": [], "store": False, "stream": True, "temperature": 0.7,
+    "tool_choice": "auto", "truncation": "auto", "max_output_tokens": 64, "prompt_cache_key": "trace_1",
     "text": {"format": {"type": "text"}, "verbosity": "low"},
     "tools": [{"type": "function", **NAMED, "parameters": WEATHER, "strict": True}],
     "input": [
         {"role": "user", "content": "Oslo or Rome?"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
         {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
+            "type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
             "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}],
         },
         {
-            "type": "function_call",
-            "id": "fc_call_1",
-            "call_id": "call_1",
-            "name": "weather",
-            "arguments": '{"city": "Ośló"}',
-            "status": "completed",
+            "type": "function_call", "id": "fc_call_1", "call_id": "call_1", "name": "weather",
+            "arguments": '{"city": "Ośló"}', "status": "completed",
         },
         {"type": "function_call", "call_id": "call_2", "name": "weather", "arguments": '{"city": "Rome"}'},
         {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "sun"}]},
     ],
-}
+}  # fmt: skip
 
 CLAUDE_CODE = {
-    "model": "policy",
-    "max_tokens": 32000,
-    "stream": True,
-    "metadata": {"user_id": "user_1"},
+    "model": "policy", "max_tokens": 32000, "stream": True, "metadata": {"user_id": "user_1"},
     "thinking": {"type": "adaptive"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "medium"},
-    "temperature": 1,
+    "output_config": {"effort": "medium"}, "temperature": 1,
     "system": [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=eb6c6;"},
         {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
@@ -118,8 +91,7 @@ CLAUDE_CODE = {
         {
             "role": "assistant",
             "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-                {"type": "text", "text": "I look."},
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "I look."},
                 {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Ośló"}},
                 {"type": "tool_use", "id": "call_2", "name": "weather", "input": {"city": "Rome"}},
             ],
@@ -133,7 +105,7 @@ CLAUDE_CODE = {
             ],
         },
     ],
-}
+}  # fmt: skip
 
 
 def refused(dialect, body):
@@ -318,22 +290,10 @@ def test_a_tool_without_parameters_is_shown_to_the_policy_without_any(parameters
 
 def test_fields_that_change_nothing_are_let_through():
     settings = {
-        "user": "u",
-        "metadata": {},
-        "service_tier": "auto",
-        "store": True,
-        "safety_identifier": "s",
-        "logprobs": False,
-        "n": 1,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "modalities": ["text"],
-        "temperature": None,
-    }
+        "user": "u", "metadata": {}, "service_tier": "auto", "store": True, "safety_identifier": "s", "logprobs": False,
+        "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0, "logit_bias": {},
+        "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "temperature": None,
+    }  # fmt: skip
     request = CHAT.ask(one_user(CHAT, **settings))
     assert (request.overridden, request.max_new_tokens, request.stop, request.stream) == ((), None, (), False)
 

@@ -7,33 +7,10 @@ import importlib
 import sys
 
 NAMES = (
-    "bus",
-    "weights",
-    "overlap",
-    "overhead",
-    "modes",
-    "learning",
-    "defaults",
-    "trainer",
-    "trl",
-    "samples",
-    "router",
-    "engines",
-    "recipes",
-    "soak",
-    "routing",
-    "mismatch",
-    "media",
-    "recovery",
-    "sandbox",
-    "gateway",
-    "agents",
-    "stop_texts",
-    "device",
-    "sinks",
-    "scaling",
-    "megatron",
-)
+    "bus", "weights", "overlap", "overhead", "modes", "learning", "trainer", "trl", "samples", "router", "engines",
+    "recipes", "soak", "routing", "mismatch", "media", "recovery", "sandbox", "gateway", "agents", "stop_texts",
+    "device", "sinks", "scaling", "megatron",
+)  # fmt: skip
 ON_GPU = {
     "trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3"),
     "device": ("--models", "0.5B", "--device", "cuda"),

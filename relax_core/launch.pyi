@@ -21,4 +21,3 @@ from .registry.handshake import (
     api_range as api_range,
     core_range as core_range,
 )
-from .runners.engine_host import EngineHost as EngineHost, host_engine as host_engine

@@ -10,7 +10,7 @@ entry points of the group `relax.commands` name them (`relax_core.api.command`),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -19,6 +19,10 @@ from relax_core.api import events
 from relax_core.api.component import Check, Component, Table
 
 if TYPE_CHECKING:
+    from relax_core.api.component import Chosen
+    from relax_core.api.engine import Engine
+    from relax_core.api.options import Secret
+    from relax_core.api.role import Clock, Workers
     from relax_core.api.scaling import Autoscaler, ScalingPolicy
     from relax_core.api.scaling_limits import ScalingLimits
 
@@ -71,6 +75,17 @@ def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ign
 @hookspec(firstresult=True)
 def relax_autoscaler(policy: ScalingPolicy, limits: ScalingLimits, min_engines: int) -> Autoscaler:
     """Return a scaling policy within the limits of `[autoscale]`; `min_engines`: the oldest engines, which never leave."""
+    raise NotImplementedError
+
+@hookspec(firstresult=True)
+def relax_external_workers(
+    address: str, token: Secret, engine: Chosen, kind: type[Engine], plugins: Sequence[tuple[str, ...]], clock: Clock
+) -> Workers:
+    """Return workers that connect to one engine that was started elsewhere, at `HOST:PORT`, instead of starting a process.
+
+    `engine`, `kind`: the engine of the pool that the other engine joins, and its class. `plugins`: name, version and
+    content of the plugins of the run.
+    """
     raise NotImplementedError
 
 @hookspec

@@ -373,6 +373,9 @@ class Context(Protocol[ConfigT_co]):
         """Build a component of an installed plugin; `contract` is the base class of its kind, such as `Algorithm`."""
         ...
 
+    def part(self, hook: str, **facts: object) -> object:
+        """Return a part of the run that a plugin makes by a part hook of `relax_core.api.hooks`."""
+
     def waiting(
         self, reason: str, blocked_by: str, deadline_s: float, holds: bool = False
     ) -> AbstractContextManager[Wait]:

@@ -58,7 +58,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_sink_errors(config),
         *_placement_errors(config, own),
         *_autoscale_errors(config, catalogue, generated),
-        *_external_errors(config, generated),
+        *_external_errors(config, catalogue, generated),
         *_label_errors(config),
         *_ignored_errors(config),
         *_plugin_table_errors(config),
@@ -336,7 +336,7 @@ def _autoscale_errors(config: RunConfig, catalogue: Catalogue, generated: bool) 
         yield ConfigError("placement.rollout.engines", engines, fix)
 
 
-def _external_errors(config: RunConfig, generated: bool) -> Errors:
+def _external_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
     """Refuse engines from elsewhere that could not prove their weights, and addresses that can't be called."""
     key, external, weights = "placement.rollout.external", config.placement.rollout.external, config.weights
     if not external.addresses:
@@ -346,6 +346,7 @@ def _external_errors(config: RunConfig, generated: bool) -> Errors:
     if not generated:
         fix = "a run on given rows has no engines: remove this table"
         yield ConfigError(key, f"a table, with algorithm {config.algorithm.name}", fix)
+    yield from catalogue.lacking("relax_external_workers", f"{key}.addresses", ", ".join(external.addresses))
     if external.token is None:
         fix = f'set {key}.token = "file:PATH": engines accept only a caller with their token'
         yield ConfigError(f"{key}.token", "nothing", fix)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Engine, EngineSpec
@@ -20,13 +20,12 @@ from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
 from relax_core.api.model_folder import bounded_context, vocabulary_size
 from relax_core.api.plan import WorkerGroup
-from relax_core.api.role import Phase, WorkerSpec
+from relax_core.api.role import Phase, Workers, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
-from relax_core.engines.external import ExternalWorkers, describe
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool, SlotMaker
 from relax_core.engines.router import RequestLimits
@@ -118,10 +117,12 @@ def _slot_maker(
 
     def make_slot(name: str, number: int, address: str) -> EngineSlot:
         if address and token is not None:
-            wanted = describe(choice.chosen, engine, context.plugins)
-            elsewhere = ExternalWorkers(address, token, wanted, context.clock)
+            elsewhere = context.part(
+                "relax_external_workers", address=address, token=token, engine=choice.chosen, kind=engine,
+                plugins=context.plugins, clock=context.clock,
+            )  # fmt: skip
             return EngineSlot(
-                name, choice.chosen, spec, WorkerSpec(name, choice.chosen), elsewhere, engine.capabilities,
+                name, choice.chosen, spec, WorkerSpec(name, choice.chosen), cast(Workers, elsewhere), engine.capabilities,
                 context.track(name), silence_s, address,
             )  # fmt: skip
         elastic, num_gpus = number >= group.size, context.plan.num_gpus(group.process_devices(0))

@@ -33,6 +33,8 @@ _TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED, _EXACT, _TUPLE, _R
 _FLAT = frozenset({str, int, float, bool, bytes, type(None)})
 """Types that msgpack encodes and decodes by itself."""
 _registry: dict[str, Any] = {}
+_names: dict[type, str] = {}
+"""Name of each registered type on the wire, the key of the type in `_registry`."""
 _fields: dict[type, tuple[str, ...]] = {}
 """For each registered type that is not in `_packed`: the attributes that are sent and passed to its constructor."""
 _packed: set[type] = set()
@@ -45,13 +47,15 @@ T = TypeVar("T", bound=type)
 def register(cls: T) -> T:
     """Register a type for the wire: a dataclass, named tuple, enum, or class with `pack` and `unpack`. A decorator.
 
-    Class names must be unique. `pack(self)` returns plain data; the class method `unpack` makes the value from that
-    data.
+    Class names of the core must be unique; a type of a plugin is sent with the name of its module. `pack(self)` returns
+    plain data; the class method `unpack` makes the value from that data.
     """
-    known = _registry.setdefault(cls.__name__, cls)
+    core = cls.__module__.startswith("relax_core.")
+    name = _names[cls] = cls.__name__ if core else f"{cls.__module__}.{cls.__qualname__}"
+    known = _registry.setdefault(name, cls)
     if known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"wire type {cls.__name__}: {known.__module__} and {cls.__module__} both register it")
-    _registry[cls.__name__] = cls
+        raise ValueError(f"wire type {name}: {known.__module__} and {cls.__module__} both register it")
+    _registry[name] = cls
     if hasattr(cls, "unpack"):
         _packed.add(cls)
     elif dataclasses.is_dataclass(cls):
@@ -142,9 +146,9 @@ class _Encoder:
             return _table(value, large) if _alike(value) else list(value)
         if cls in _fields:
             plain = [_field(getattr(value, name), large) for name in _fields[cls]]
-            return msgpack.ExtType(_TYPE, encode([cls.__name__, plain], large))
+            return msgpack.ExtType(_TYPE, encode([_names[cls], plain], large))
         if cls in _packed:
-            return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
+            return msgpack.ExtType(_PACKED, encode([_names[cls], value.pack()], large))
         if isinstance(value, tuple) and not hasattr(cls, "_fields"):
             return self._encode(tuple(value))
         if isinstance(value, (str, float)) and not isinstance(value, Enum):  # a subclass, whose own methods never run
@@ -187,7 +191,7 @@ def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
     rows = map(attrgetter(*names), values)
     columns = zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]
     plain = [_column(column, large) for column in columns]
-    return msgpack.ExtType(_TABLE, encode([cls.__name__, plain], large))
+    return msgpack.ExtType(_TABLE, encode([_names[cls], plain], large))
 
 
 def _column(values: Sequence[Any], large: list[Any] | None) -> Any:

@@ -112,6 +112,9 @@ class RoleContext:
     def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Any:
         return self._catalogue.build(chosen, contract)
 
+    def part(self, hook: str, **facts: object) -> object:
+        return self._catalogue.part(hook, **facts)
+
     @contextmanager
     def waiting(self, reason: str, blocked_by: str, deadline_s: float, holds: bool = False) -> Iterator[Wait]:
         now = self.clock.now()

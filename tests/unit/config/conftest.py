@@ -66,16 +66,19 @@ def component(kind: str, model: type[Options] = Options, **attributes: Any) -> t
     )
 
 
-class Limits:
-    """A plugin that makes autoscalers."""
+class Parts:
+    """A plugin that makes the parts of runs that scale."""
 
     @hook
     def relax_autoscaler(self, policy: ScalingPolicy) -> None: ...
 
+    @hook
+    def relax_external_workers(self, address: str) -> None: ...
+
 
 def catalogue_of_tests() -> Catalogue:
     loader = Loader()
-    loader.manager.register(Limits())
+    loader.manager.register(Parts())
     catalogue = Catalogue((), loader)
     catalogue.add("algorithm", "grpo", component("algorithm", Clip, min_group_size=2))
     catalogue.add("algorithm", "on-policy", component("algorithm", max_staleness=0, max_updates_per_step=1))

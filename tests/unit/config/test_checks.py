@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_a_scaling_policy_needs_engines_within_its_limits(
         compose(["my.toml"], ["autoscale=two", *overrides], with_faults, on_disk=False)
     assert message in str(caught.value)
     compose(["my.toml"], ["autoscale=two", "placement=hybrid"], with_faults, on_disk=False)
+
+
+def test_a_run_that_scales_needs_the_plugin_that_scales(folder: Path) -> None:
+    """The error comes before the run starts, and names the plugin."""
+    catalogue = Catalogue.load(environ={**os.environ, "RELAX_DISABLE_PLUGINS": "relax-plugin-scaling"})
+    catalogue.add("scaling-policy", "two", TwoEngines)
+    external = "placement.rollout.external={addresses=['127.0.0.1:8701'],token='file:token'}"
+    with pytest.raises(ConfigProblems) as caught:
+        compose(
+            ["my.toml"],
+            ["autoscale=two", "placement=hybrid", external, "weights.proof=behaviour"],
+            catalogue,
+            on_disk=False,
+        )
+    absent = "relax-plugin-scaling 0.1.0 does not load (switched off"
+    assert [error.got for error in caught.value.errors if error.fix.startswith(absent)] == ["two", "127.0.0.1:8701"]
 
 
 @pytest.mark.parametrize(

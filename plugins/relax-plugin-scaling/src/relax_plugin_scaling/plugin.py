@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registration of the scaling policies by import path, and the hook that makes the autoscaler of a run."""
+"""Registration of the scaling policies by import path, and the hooks that make the parts of a run that scales."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from relax_core.api.component import Component
 from relax_core.api.hooks import hook
 
 if TYPE_CHECKING:
-    from relax_core.api import ScalingLimits, ScalingPolicy
+    from collections.abc import Sequence
+
+    from relax_core.api import Chosen, Clock, Engine, ScalingLimits, ScalingPolicy, Secret
     from relax_plugin_scaling.autoscaler import Autoscaler
+    from relax_plugin_scaling.external import ExternalWorkers
 
 HERE = "relax_plugin_scaling"
 
@@ -30,3 +33,12 @@ def relax_autoscaler(policy: ScalingPolicy, limits: ScalingLimits, min_engines: 
     from relax_plugin_scaling.autoscaler import Autoscaler
 
     return Autoscaler(policy, limits, min_engines)
+
+
+@hook
+def relax_external_workers(
+    address: str, token: Secret, engine: Chosen, kind: type[Engine], plugins: Sequence[tuple[str, ...]], clock: Clock
+) -> ExternalWorkers:
+    from relax_plugin_scaling.external import ExternalWorkers, describe
+
+    return ExternalWorkers(address, token, describe(engine, kind, plugins), clock)

@@ -16,7 +16,7 @@ from relax_core.api.scaling import ScalingPolicy, Signals
 from relax_core.cli.terminal import AsJson, print_json, print_table, say, split
 from relax_core.launch import plan_run
 from relax_core.runs import open_run, readable, recorded_event
-from relax_plugin_scaling.autoscaler import Autoscaler
+from relax_plugin_scaling.autoscaler import Autoscaler, AutoscalerState
 
 MEASURED = "engines measured"
 """Name of the records in `events.jsonl` that have signals."""
@@ -47,7 +47,7 @@ def autoscale(
         raise ConfigError("RUN", run, "its events.jsonl has no engine signals: choose a run of at least 10 s")
     policy = catalogue.build(config.autoscale.chosen, ScalingPolicy)
     autoscaler, proposals = Autoscaler(policy, config.autoscale, config.placement.rollout.least), []
-    state = autoscaler.start()
+    state: AutoscalerState | None = autoscaler.start()
     for signals in windows:
         state, event = autoscaler.decide(state, signals, signals.at)
         if isinstance(event, Logged):

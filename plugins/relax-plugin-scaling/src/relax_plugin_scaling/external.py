@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run's side of an engine that was started elsewhere: the connection to it, and the check of what it is.
+"""The run's side of an engine that was started elsewhere: the connection to the engine, and the check of its kind.
 
 The run calls only addresses that its configuration lists, and only with the token of its configuration. Messages are
-those of `rpc.messages`, so what the engine answers can't run code. `runners.engine_host` is the engine's side.
+data of registered types, so an answer of the engine can't run code. `engine_host` is the engine's side.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from relax_core.api.component import Chosen
-from relax_core.api.engine import Capabilities, Engine, switched_off
+from relax_core.api import Capabilities, Chosen, Clock, Engine, Secret, Worker, WorkerSpec
+from relax_core.api.engine import switched_off
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
-from relax_core.api.options import Secret
-from relax_core.api.role import Clock, Worker, WorkerSpec
 from relax_core.registry.shapes import WrongShape, checked
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection

@@ -11,11 +11,11 @@ import typer
 
 from relax_core.api import ConfigError, SystemClock
 from relax_core.cli.terminal import Arguments, remote, run_to_end, say, split
-from relax_core.launch import EngineHost, host_engine
 from relax_core.runs import ControlClient, read_token
-from relax_plugin_control.joining import join_until_left
-from relax_plugin_control.server import listening
+from relax_plugin_scaling.engine_host import EngineHost, host_engine
+from relax_plugin_scaling.joining import join_until_left
 
+MAX_PORT = 65535
 verbs = typer.Typer(no_args_is_help=True)
 
 
@@ -50,11 +50,16 @@ def serve(
     options are those of this configuration. Nothing is encrypted: use loopback, a tunnel, or a closed network.
     """
     token, client = read_token(token_file), remote(join, token_file) if join else None
-    if listen.startswith("unix"):
-        raise ConfigError("--listen", listen, "give HOST:PORT: a run calls its engines by TCP")
+    where, _, port = listen.rpartition(":")
+    if not where or not port.isdecimal() or int(port) > MAX_PORT:
+        raise ConfigError("--listen", listen, "give HOST:PORT, such as 127.0.0.1:8701: a run calls its engines by TCP")
     host = host_engine(*split(arguments), token)
-    listener, bound = listening(listen, Path())
-    address = public or bound.removeprefix("http://")
+    family = socket.AF_INET6 if ":" in where else socket.AF_INET
+    try:
+        listener = socket.create_server((where.strip("[]"), int(port)), family=family)
+    except OSError as error:
+        raise ConfigError("--listen", f"{listen} ({error})", "name a free port of this machine, or port 0") from error
+    address = public or f"{where}:{listener.getsockname()[1]}"
     say(f"relax: an engine {host.description.engine} waits at {address}", err=True)
     run_to_end(_serve(host, listener, client, address, patience_s))
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, cast
 from unittest.mock import AsyncMock
 
 import pytest
+from relax_plugin_scaling.engine_host import EngineHost
+from relax_plugin_scaling.external import EngineDescription, ExternalWorkers
 
 from relax_core.api import EngineSpec, InfrastructureError, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
 from relax_core.api.options import Secret
-from relax_core.engines.external import EngineDescription, ExternalWorkers
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.slot import EngineSlot
 from relax_core.rpc.connection import RpcServer
-from relax_core.runners.engine_host import EngineHost
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 from tests.unit.engines.pool_fixtures import ENGINE, FORKED, NONE, Gate, ask, call, engines, manifest, under_way, until
 from tests.unit.engines.scripted_engine import GATE, LONG
@@ -198,7 +198,7 @@ async def test_nothing_listens_at_the_address_or_something_else_does(tmp_path: P
 
 
 async def test_a_caller_without_a_greeting_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_core.runners.engine_host.GREET_S", 0.0)
+    monkeypatch.setattr("relax_plugin_scaling.engine_host.GREET_S", 0.0)
     monkeypatch.setattr("relax_core.rpc.connection.GREET_S", 0.0)
     hub = RpcServer(AsyncMock())
     await hub.open()

@@ -2,7 +2,7 @@
 """The engine's side of an engine that joins a run from elsewhere: a server that one run at a time may call.
 
 The engine itself is a child process, as in a run. The child is started when a run calls `start`, and killed when that
-run's connection ends, so that every run gets an engine without a past. `engines.external` is the run's side.
+run's connection ends, so that every run gets a new engine. `external` is the run's side.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from typing import Any, Literal, TypeAlias, cast
 from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
-from relax_core.config.compose import compose
-from relax_core.engines.external import EngineDescription, describe, keep_alive
-from relax_core.engines.slot import START_S, UNBOUNDED_S
+from relax_core.launch import compose
 from relax_core.registry.shapes import checked
 from relax_core.rpc.connection import GREET_S, Connection
 from relax_core.runners.local.workers import LocalWorkers
+from relax_plugin_scaling.external import EngineDescription, describe, keep_alive
 
 CALLS = frozenset({"start", "score", "update_weights", "pause", "resume", "abort", "offload", "onload", "health"})
 """Methods of `api.Engine` that a run may call."""
 STREAMS = frozenset({"generate"})
+START_S = 300.0
+"""Seconds in which the engine's process must start."""
+UNBOUNDED_S = 1e9
+"""Deadline of the engine's calls, in seconds: the run has the deadlines."""
 End: TypeAlias = Literal["left", "lost"]
 """End of a run's use of the engine: the run let the engine go, or the connection ended."""
 
@@ -160,7 +163,7 @@ class Caller:
             args = (self._host.own(spec),)
         worker = self._started(method)
         try:
-            return await worker.call(method, *args, timeout_s=UNBOUNDED_S)  # the run has the deadlines
+            return await worker.call(method, *args, timeout_s=UNBOUNDED_S)
         except WorkerDied as error:
             raise _ended(method) from error
 

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from relax_plugin_control.joining import join_until_left
+from relax_plugin_scaling.joining import join_until_left
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.control_api.client import Answered

@@ -49,7 +49,8 @@ def test_no_setting_and_no_samples_are_refused(config):
 
 def test_the_command_measures_installed_engines_in_processes_and_names_the_fastest(config, tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(config))
-    said = CliRunner().invoke(app, ["bench", "engines", str(tmp_path / "run.toml"), "--rounds", "1"])
+    inline = ["bench", "engines", str(tmp_path / "run.toml"), "run.runner=inline", "--rounds", "1"]
+    said = CliRunner().invoke(app, inline)
     assert said.exit_code == 0, said.output
     head, row, *lines = said.stdout.splitlines()
     assert " ".join(head.split()) == "setting tokens/s s per step start s MB prefix hits failed"

@@ -2,21 +2,29 @@
 """The bench with the real engine and trainer in one process: of one pair of formats, of several, and what it refuses."""
 
 import asyncio
+import json
 import os
+from functools import partial
 
 import pytest
 from relax_plugin_workbench.mismatch import Setting, mismatch
+from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
+from relax_core.cli.main import app
+from relax_core.config.run_config import to_toml
 
 
-def measured(folder, *overrides, samples=16, formats=()):
-    source = {
+def source(folder):
+    return {
         "steps": 1, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
         "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12},
     }  # fmt: skip
-    return asyncio.run(mismatch([source], overrides, samples, formats, inline=True))
+
+
+def measured(folder, *overrides, samples=16, formats=()):
+    return asyncio.run(mismatch([source(folder)], overrides, samples, formats, inline=True))
 
 
 def test_one_pair_is_measured_as_the_configuration_has_it(folder):
@@ -51,3 +59,14 @@ def test_the_workers_have_the_variables_of_the_run(folder, monkeypatch):
     monkeypatch.delenv("RELAX_TEST_BENCH", raising=False)
     measured(folder, 'run.env.RELAX_TEST_BENCH="1"', samples=1)
     assert os.environ.pop("RELAX_TEST_BENCH") == "1"
+
+
+def test_the_command_reports_the_difference_of_two_formats(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_plugin_workbench.mismatch.mismatch", partial(mismatch, inline=True))
+    (tmp_path / "run.toml").write_text(to_toml(source(folder)))
+    command = f"bench mismatch {tmp_path / 'run.toml'} rollout.dtype=float16 --samples 8 --json"
+    said = CliRunner().invoke(app, command.split())
+    assert said.exit_code == 0, said.output
+    (one,) = json.loads(said.stdout)["settings"]
+    assert (one["trainer"], one["engine"], one["replay"]) == ("float32", "float16", False)
+    assert 0 < one["mean"] <= one["p99"] <= one["max"] < 0.1 and one["k3_kl"] > 0

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
@@ -24,7 +24,7 @@ from relax_core.api.family import ModelFamily
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
-from relax_core.api.task import Media, Task
+from relax_core.api.task import Media, MediaKind, Task
 from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import learns_from_teachers
 from relax_core.config.run_config import MediaChoice, RewardChoice, RunConfig
@@ -34,7 +34,6 @@ from relax_core.data.dataset import Dataset, dataset_settings
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, kept_apart, row_content
 from relax_core.data.task_files import source_access
-from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import (
     HOLD_OUT,
     TaskSet,
@@ -174,7 +173,7 @@ def _default_choices(catalogue: Catalogue) -> dict[str, MediaChoice]:
             kind = str(cast(type[ModalityProcessor], catalogue.target("modality-processor", name)).medium)
         except (ImportError, ConfigError):
             continue  # its dependencies are missing; rows with such media report that
-        if kind in MEDIA_KINDS:
+        if kind in get_args(MediaKind):
             choices.setdefault(kind, MediaChoice(chosen=Chosen("modality-processor", name)))
     return choices
 

@@ -108,7 +108,7 @@ async def engine_speeds(
 async def _measured(sources: Sequence[Layer], overrides: Sequence[str], setting: str, num_rounds: int) -> EngineSpeed:
     with tempfile.TemporaryDirectory(prefix="relax-engines-") as directory:
         try:
-            launch, catalogue = try_launch(sources, [*overrides, *shlex.split(setting)], Path(directory))
+            _, launch, catalogue = try_launch(sources, [*overrides, *shlex.split(setting)], Path(directory))
             if launch.plan.source is not Source.ROLLOUT:
                 fix = "the algorithm samples nothing; choose one that learns from samples"
                 raise ConfigError("algorithm.name", launch.config["algorithm"]["name"], fix)

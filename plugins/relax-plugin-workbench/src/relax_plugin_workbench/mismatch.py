@@ -23,7 +23,6 @@ from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTED_COLUMNS
-from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
@@ -73,8 +72,7 @@ async def mismatch(
     `inline`: engine and trainer run in this process.
     """
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
-        launch, catalogue = try_launch(sources, overrides, Path(directory))
-        config = parse_config(launch.config, catalogue)
+        config, launch, catalogue = try_launch(sources, overrides, Path(directory))
         if launch.plan.source is not Source.ROLLOUT:
             fix = "the algorithm samples nothing; choose one that learns from samples"
             raise ConfigError("algorithm.name", config.algorithm.name, fix)

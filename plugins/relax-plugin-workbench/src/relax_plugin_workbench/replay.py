@@ -18,14 +18,12 @@ import numpy as np
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import Event, StepFinished
-from relax_core.control.data_identity import NAME as DATA
 from relax_core.control.prepare import prepare_resume
 from relax_core.control.run import run
 from relax_core.control.stages import stage_directories
 from relax_core.launch import compose
-from relax_core.observe.run_directory import RunDirectory
 from relax_core.roles.checkpoint import complete, read_whole, step_of
-from relax_core.runs import check_new_folder, disk_errors, find_run, to_toml, write_text
+from relax_core.runs import RunView, check_new_folder, disk_errors, open_run, to_toml, write_text
 from relax_core.tensor_files.safetensors_file import read
 
 COMPARED = (
@@ -93,10 +91,10 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
     copy runs on this machine, also if the run used Ray. Raises ConfigError if the step is not recorded, and the
     errors of a resumed run.
     """
-    source = RunDirectory.open(find_run(name))
+    source = open_run(name)
     if stage_directories(source.path):
         raise ConfigError("run", f"{source.path}, a run with stages", "replay a run without [[stages]]")
-    recorded = _steps(source)
+    recorded = _trained_steps(source)
     if step not in recorded:
         steps = f"the record has the steps {min(recorded)} to {max(recorded)}" if recorded else "no step is recorded"
         raise ConfigError("--step", str(step), steps)
@@ -107,16 +105,16 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
         start, deterministic = _copy(source.path, step, overrides, folder)
         # Run the copy until `step` is recorded. The length of the run stays, because schedules depend on it.
         prepared = prepare_resume(folder, (), unfinished=True)
-        prepared.catalogue.observe("replay", partial(_stop_after, step, prepared.directory))
+        copy = open_run(folder)
+        prepared.catalogue.observe("replay", partial(_stop_after, step, copy))
         run(prepared)
-        copy = RunDirectory.open(folder)
-        again = _steps(copy)
+        again = _trained_steps(copy)
         if step not in again:
             raise RelaxError(f"the replay ended before step {step}; keep its files with --out to see why")
         first, second = (
             {f"{sample['group_id']}/{sample['sample_index']}": [sample.get(key) for key in SAMPLE_KEYS]
-             for sample in directory.samples(step) if "group_id" in sample}
-            for directory in (source, copy)
+             for sample in view.samples(step) if "group_id" in sample}
+            for view in (source, copy)
         )  # fmt: skip
         changed = tuple(sorted(name for name in {*first, *second} if first.get(name) != second.get(name)))
         keys = sorted(key for key in {*recorded[step], *again[step]} if key.startswith(COMPARED))
@@ -149,7 +147,7 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tu
     with disk_errors(folder):
         for name in ("samples", "logs", "checkpoints"):
             (folder / name).mkdir(parents=True)
-        for name in (f"{DATA}.json", "plugins.json"):
+        for name in ("data.json", "plugins.json"):
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
         if before:
@@ -158,18 +156,14 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tu
     return step_of(before[-1]) if before else 0, config.deterministic
 
 
-def _stop_after(step: int, directory: RunDirectory, event: Event) -> None:
+def _stop_after(step: int, copy: RunView, event: Event) -> None:
     if isinstance(event, StepFinished) and event.step == step:
-        directory.request("stop")
+        copy.request("stop")
 
 
-def _steps(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    """Return the metrics of each trained step; a step may have several lines, of which later ones win."""
-    steps: dict[int, dict[str, float]] = {}
-    for record in directory.metrics():
-        if isinstance(record.get("step"), int):
-            steps.setdefault(record["step"], {}).update(record)
-    return {step: record for step, record in steps.items() if "tokens/trained" in record}
+def _trained_steps(view: RunView) -> dict[int, dict[str, float]]:
+    """Return the metrics of each trained step."""
+    return {record["step"]: record for record in view.metrics() if "tokens/trained" in record}
 
 
 def _equal_weights(source: Path, folder: Path, step: int) -> bool | None:

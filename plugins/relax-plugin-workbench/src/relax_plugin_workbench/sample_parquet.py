@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.files import sync_to_disk
 from relax_core.runs import disk_errors
 
 if TYPE_CHECKING:
@@ -59,15 +58,14 @@ def write_parquet(samples: Path, out: Path) -> None:
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     with disk_errors(out):
         try:
-            try:
-                with parquet.ParquetWriter(draft, schema) as writer:
+            with draft.open("wb") as file:
+                with parquet.ParquetWriter(file, schema) as writer:
                     for rows in _blocks(samples, in_parts):
                         writer.write_table(_table(rows, schema))
-            except NotImplementedError as error:  # objects without any key
-                raise _refused("a column", error) from error
-            sync_to_disk(draft)
+                os.fsync(file.fileno())
             draft.replace(out)
-            sync_to_disk(out.parent)
+        except NotImplementedError as error:  # objects without any key
+            raise _refused("a column", error) from error
         finally:
             draft.unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.layers import Source
+from relax_core.config.run_config import RunConfig
 from relax_core.control.prepare import make_launch
 from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.context import RoleContext
@@ -29,11 +30,13 @@ from relax_core.runs import Redactor
 from relax_core.weights.registry import WeightRegistry
 
 
-def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
-    """Return launch data of the first stage, without a run directory; a recipe is built in `directory`."""
+def try_launch(
+    sources: Sequence[Source], overrides: Sequence[str], directory: Path
+) -> tuple[RunConfig, Launch, Catalogue]:
+    """Return the configuration and launch of the first stage, without a run directory; build a recipe in `directory`."""
     planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
     stage = planned.stages[0]
-    return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
+    return stage.config, make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
 
 
 def local_workers(launch: Launch, catalogue: Catalogue, inline: bool) -> InlineWorkers | LocalWorkers:

@@ -65,7 +65,7 @@ async def try_tasks(
     checks are those of a run's first step; those that need a trainer are not applicable.
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
-        launch, catalogue = try_launch(sources, overrides, Path(directory))
+        _, launch, catalogue = try_launch(sources, overrides, Path(directory))
         workers = LocalWorkers(launch.plugin_files, launch.resolved)
         async with single_role("rollout", launch, catalogue, workers) as context:
             worker = await RolloutWorker.open(context, ignore)
@@ -184,7 +184,7 @@ async def try_run_reward(
     All pools that rewards and environments use are started, on the devices of the plan; the policy's engines are not.
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
-        launch, catalogue = try_launch(sources, overrides, Path(directory))
+        _, launch, catalogue = try_launch(sources, overrides, Path(directory))
         workers = LocalWorkers(launch.plugin_files, launch.resolved)
         async with single_role("rollout", launch, catalogue, workers) as context:
             found = [table for table in context.config.rewards if table.known_as == name]

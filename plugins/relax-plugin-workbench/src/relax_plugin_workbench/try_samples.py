@@ -104,7 +104,8 @@ def try_(
     if label:
         agreed = label_agreement(records)
         document = {"samples": records, "agreement": asdict(agreed)}
-        figures = {name: getattr(agreed, name) for name in ("accuracy", "kappa", "spearman", "pairs")} | agreed.parts
+        figures = {name: getattr(agreed, name) for name in ("accuracy", "kappa", "spearman", "pairs")}
+        figures |= agreed.parts
         shown = [f"  {name}: {value:.3g}" for name, value in figures.items() if value is not None]
         title = f"{agreed.samples} samples against {label}, {agreed.failed:.1%} without a score"
         lines.append("\n".join([title, *shown]))

@@ -77,7 +77,7 @@ class RequestLimits:
     kv_tokens: int | None = 0
     """KV cache size of one engine in tokens; 0: not counted, None: as the engine reports."""
     kv_reserve: float = 1.0
-    """Fraction, from 0 to 1, of the tokens that a running request may still sample that counts as used cache."""
+    """Share, from 0 to 1, of the tokens that a running request may still sample. The share counts as used cache."""
 
 
 class Router:

@@ -497,6 +497,6 @@ def closed(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str] | 
 
 
 def _noted(operation: ScalingOperation, detail: str) -> ScalingOperation:
-    """Add a sentence to what an operation says about itself."""
+    """Append a sentence to the detail of an operation."""
     said = "; ".join(part for part in (operation.detail, detail) if part)
     return replace(operation, detail=said)

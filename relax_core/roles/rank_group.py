@@ -354,7 +354,7 @@ class TrainerDeviceLease:
 
 
 def _check_plan(plan: Any, rows: int, ranks: int, where: str) -> None:
-    """Raise WrongShape unless a plan puts each row on a rank, at most once on each: ranks may share a model's layers."""
+    """Raise WrongShape for a plan that omits a row, or repeats a row on one rank. Several ranks may have the same row."""
     planned: ChunkPlan = checked(plan, ChunkPlan, where)
     if len(planned.micro_batches) != ranks:
         raise WrongShape(f"{where}: got micro-batches for {len(planned.micro_batches)} ranks; want {ranks}")

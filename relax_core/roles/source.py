@@ -176,7 +176,7 @@ class HeldOutEval:
                 await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
 
     def _start(self, name: str, now: Ragged | None) -> Ragged:
-        """Return a set's log-probs under the starting weights: store `now`, or read the stored values for None.
+        """Store and return `now`, a set's log-probs under the starting weights; None: return the stored log-probs.
 
         Raises ConfigError if the run did not begin with this set, so that no log-probs are stored.
         """

@@ -237,7 +237,7 @@ class Sample:
 
 
 class _Charged:
-    """The context of `Sample.charged`; a class, since samples enter thousands of them a step."""
+    """The context manager of `Sample.charged`. A class costs less than a generator, and a step enters thousands."""
 
     __slots__ = ("_refuses", "_sample")
 

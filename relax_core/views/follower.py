@@ -70,7 +70,7 @@ class EvaluationCount:
         self._events, self._count = LineFollower(view.path / EVENTS), 0
 
     def now(self) -> int:
-        """Return the number so far; each call reads only new events."""
+        """Return the count. Each call reads only the events that were written since the previous call."""
         self._count += sum(record["event"] == _EVALUATED for record in self._events.added())
         return self._count
 
@@ -82,7 +82,7 @@ class ProfileCount:
         self._events, self._count = LineFollower(view.path / EVENTS), 0
 
     def now(self) -> int:
-        """Return the number so far; each call reads only new events."""
+        """Return the count. Each call reads only the events that were written since the previous call."""
         self._count += sum(
             record["event"] == _LOGGED and record["role"] == "actor" and PROFILE_FACT in record["fields"]
             for record in self._events.added()

@@ -28,7 +28,7 @@ class Opponent(ABC):
 
     @abstractmethod
     async def move(self, match: Match, text: str, heard: Sequence[tuple[str, str]]) -> str:
-        """Return a move of the seat whose turn it is; `text` joins `heard`, the messages since the seat's last move."""
+        """Return a move for the active seat. `text` joins `heard`, the messages since the seat's last move."""
 
 
 class RandomMoves(Opponent):

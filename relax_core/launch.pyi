@@ -2,6 +2,7 @@
 """The names of the room, and the module of each."""
 
 from .config.compose import Composed as Composed, compose as compose
+from .control.dry_run import check_all as check_all
 from .control.prepare import (
     Prepared as Prepared,
     plan_run as plan_run,

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax graph | plan`, which examine a configuration without training.
-
-`graph` prints the operations; `plan` the placement, memory and time.
-"""
+"""The verb `relax plan`, which prints the placement, the memory and the time of a run that is not started."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,113 +12,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
 
 if TYPE_CHECKING:
-    from relax_core.config.layers import Source
     from relax_core.control.memory_check import ProcessNeed
-    from relax_core.control.prepare import PlannedRun
     from relax_core.diagnostics.estimate import RunEstimate
-
-
-def graph(
-    arguments: Sources, form: Annotated[str, typer.Option("--format", help="Output: text, mermaid or json.")] = "text"
-) -> None:
-    """Draw the graph of a configuration's operations."""
-    from relax_core.control.prepare import plan_run
-
-    if form not in ("text", "mermaid", "json"):
-        raise ConfigError("--format", repr(form), "choose text, mermaid or json")
-    planned = plan_run(*split(arguments))
-    for notice in planned.composed.notices:
-        say(notice, err=True)
-    for line in _graph_lines(planned, form):
-        say(line)
-
-
-def _graph_lines(planned: PlannedRun, form: str = "text") -> Iterator[str]:
-    """Yield the operations of each stage as text, mermaid or json."""
-    from relax_core.control.planner import draw, mermaid
-
-    plans = {stage.name: stage.plan for stage in planned.stages}
-    if form == "json":
-        drawn = {
-            name: [
-                {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(one).items()}
-                for one in found.operations
-            ]
-            for name, found in plans.items()
-        }
-        yield json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values())))
-        return
-    for name, found in plans.items():
-        if name:
-            yield f"{'stage ' if form == 'text' else '%% stage '}{name}"
-        yield draw(found.operations) if form == "text" else mermaid(found.operations)
-        yield from (f"note: {note}" for note in found.notes if form == "text")
-
-
-def tool_lines(planned: PlannedRun) -> Iterator[str]:
-    """Yield the tools that environments discover, and for each source the digest that pins its tools.
-
-    Raises ConfigError if the policy's chat template cannot call tools. A recipe has no model yet, so its template is
-    not checked.
-    """
-    from relax_core.api.environment import tools_digest
-    from relax_core.config.compose import naming_stage
-    from relax_core.control.tool_check import check_tool_calls, tools_before_start
-
-    for at, stage in enumerate(planned.stages):
-        if planned.recipe is None:
-            with naming_stage(at if stage.name else None):
-                check_tool_calls(stage.config, planned.catalogue, stage.plan)
-        for name, tools in tools_before_start(stage.config, planned.catalogue).items():
-            for source in dict.fromkeys(tool.source for tool in tools):
-                own = [tool for tool in tools if tool.source == source]
-                origin = f"environment {name}{', ' * bool(source)}{source}"
-                yield f"{origin}: {', '.join(tool.name for tool in own)}; digest {tools_digest(own)}"
-
-
-def _data_lines(planned: PlannedRun) -> Iterator[str]:
-    """Open the task files as the run would, with every check of rows and columns, and yield the numbers of rows.
-
-    Raises ConfigError for the first row that the run would refuse. A recipe has no files yet.
-    """
-    from relax_core.config.compose import naming_stage
-    from relax_core.control.data_check import open_data
-
-    if planned.recipe is not None:
-        yield "data: not checked, because the run itself makes the files of a recipe"
-        return
-    for at, stage in enumerate(planned.stages):
-        with naming_stage(at if stage.name else None):
-            opened = open_data(stage.config, planned.catalogue, stage.plan)
-            yield from (f"data: {text}" for text in (f"{stage.config.data.train}: {opened}", *opened.compared))
-
-
-def check_all(planned: PlannedRun) -> tuple[str, ...]:
-    """Check sinks, tools, data and the plugins' checks as a run does; return all results as lines. Raises RelaxError."""
-    from relax_core.control.prepare import check_sinks
-
-    check_sinks(planned.composed.config, planned.catalogue)
-    notices = (f"note: {notice}" for notice in planned.composed.notices)
-    lines = (*notices, *_graph_lines(planned), *tool_lines(planned), *_data_lines(planned))
-    return (*lines, *(f"warning: {notice}" for notice in planned.preflight()))
-
-
-def dry_run(sources: Sequence[Source], overrides: Sequence[str]) -> None:
-    """Make every check of a configuration, start nothing, and print the graph, tools and data if nothing is wrong."""
-    from relax_core.config.compose import naming_stage
-    from relax_core.control.prepare import plan_run
-    from relax_core.control.start_check import check_starts
-
-    planned = plan_run(sources, overrides)
-    lines = check_all(planned)
-    say("relax: importing the engine and the trainer, each in its own interpreter", err=True)
-    for at, stage in enumerate(planned.stages):
-        with naming_stage(at if stage.name else None):
-            for one in check_starts(stage.config, planned.catalogue, stage.plan):
-                if one.wrong:
-                    raise ConfigError(one.table, f"{one.what}: {one.wrong}", one.fix)
-    for line in lines:
-        say(line)
 
 
 def plan(

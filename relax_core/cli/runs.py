@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.detached import start_detached
-from relax_core.cli.plan import dry_run as check_only
+from relax_core.cli.graph import dry_run as check_only
 from relax_core.cli.terminal import (
     INTERRUPTED,
     Address,

@@ -29,7 +29,7 @@ def test_the_graph_is_drawn_in_every_form(relax_here: Relax, tiny: Path) -> None
 def test_a_dry_run_shows_the_plan_or_refuses_as_a_run_would_and_writes_nothing(
     relax_here: Relax, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relax_core.control.start_check.check_starts", lambda *_: ())  # imports torch
+    monkeypatch.setattr("relax_core.control.dry_run.check_starts", lambda *_: ())  # imports torch
     ran = relax_here("train", tiny / "recipe.toml", "--dry-run", "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert "actor.fit" in ran.out

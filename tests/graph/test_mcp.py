@@ -29,7 +29,7 @@ def test_tools_are_listed_before_a_run_and_a_run_with_other_tools_is_refused(
     def environment(more: str = "") -> str:
         return f'environment={{name="mcp", servers=[{{{table}{more}}}]}}'
 
-    monkeypatch.setattr("relax_core.control.start_check.check_starts", lambda *_: ())  # imports torch
+    monkeypatch.setattr("relax_core.control.dry_run.check_starts", lambda *_: ())  # imports torch
     told = relax_here("train", game / "recipe.toml", *SHORT, environment(), "--dry-run")
     assert told.code == 0, told.err
     (digest,) = re.findall(r"^environment mcp, acting: act; digest (sha256:[0-9a-f]{64})$", told.out, re.MULTILINE)

@@ -17,7 +17,7 @@ from relax_core.api.errors import ConfigError, PluginError
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
 from relax_core.config.run_config import table_keys, top_level_keys
-from relax_core.control import start_check
+from relax_core.control import dry_run
 from relax_core.registry.catalogue import Catalogue
 from tests.ascii_tokenizer import save_ascii_tokenizer
 
@@ -172,7 +172,7 @@ def test_init_writes_a_file_that_the_dry_run_accepts(
     words = ["init", "new.toml", "--model", "model", "--data", "train.jsonl", *options]
     written = CliRunner().invoke(app, words)
     assert (written.exit_code, written.stdout) == (0, "new.toml\n"), written.output
-    monkeypatch.setattr(start_check, "check_starts", lambda *_: ())
+    monkeypatch.setattr(dry_run, "check_starts", lambda *_: ())
     checked = CliRunner().invoke(app, ["train", "new.toml", "--dry-run"])
     assert checked.exit_code == 0 and "held-out" in checked.output, checked.output
     assert tomllib.loads(Path("new.toml").read_text())["rollout"]["max_new_tokens"] == turn

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.cli.plan import dry_run
-from relax_core.control import start_check
+from relax_core.cli.graph import dry_run
+from relax_core.control import dry_run as checks, start_check
 from relax_core.control.prepare import plan_run
 from relax_core.control.start_check import StartCheck, check_starts, probe
 
@@ -56,7 +56,7 @@ def test_packages_that_are_there_but_cannot_be_imported_and_a_missing_gpu_are_pr
 
 def test_the_dry_run_imports_before_it_prints_the_graph(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     wrong = StartCheck("engine", "vllm under /python", "no GPU", "use auto")
-    monkeypatch.setattr(start_check, "check_starts", lambda *_: iter([StartCheck("trainer", "torch"), wrong]))
+    monkeypatch.setattr(checks, "check_starts", lambda *_: iter([StartCheck("trainer", "torch"), wrong]))
     with pytest.raises(ConfigError, match="engine: got vllm under /python: no GPU; use auto"):
         dry_run(RECIPE, [])
     captured = capsys.readouterr()

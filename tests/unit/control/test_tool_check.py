@@ -11,7 +11,7 @@ import pytest
 
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api.errors import ConfigError
-from relax_core.cli.plan import tool_lines
+from relax_core.control.dry_run import tool_lines
 from relax_core.control.prepare import plan_run, prepare
 from relax_core.testing.trainer import tiny_model
 

@@ -101,9 +101,8 @@ def init(
     """
     from relax_core.api import ConfigError
     from relax_core.api.model_folder import bounded_context
-    from relax_core.cli.plan import check_all
     from relax_core.config.run_config import core_tables
-    from relax_core.launch import Catalogue, plan_run
+    from relax_core.launch import Catalogue, check_all, plan_run
     from relax_plugin_authoring.documentation import starter
 
     def relative(path: Path) -> str:

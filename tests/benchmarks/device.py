@@ -99,7 +99,7 @@ def _rows(size: Size, device: Device, repeats: int, folder: Path, location: Path
 
 
 def _step(trainer: Any, size: Size, device: Device, repeats: int) -> report.Row:
-    from relax_core.diagnostics.estimate import measured_rate
+    from relax_plugin_workbench.estimate import measured_rate
 
     found = []
     for step in range(repeats + 1):

@@ -192,8 +192,7 @@ def plain_step(size: Size, folder: str) -> Callable[[int], np.ndarray]:
 def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str, float]:
     """Medians of steps: ours with and without shared prompts, plain ones, and the rate of matrix products between them."""
     import torch
-
-    from relax_core.diagnostics.estimate import measured_rate
+    from relax_plugin_workbench.estimate import measured_rate
 
     torch.set_num_threads(1)
     alone, shared, plain = trainer_of(size, 1, False), trainer_of(size, 1, True), plain_step(size, folder)

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from relax_plugin_workbench.estimate import estimate_run
+from relax_plugin_workbench.layouts import Machine, compare_layouts
 
 from relax_contrib.recipes.calculator import build as calculator
 from relax_contrib.recipes.guess_number import build as guess_number
 from relax_contrib.recipes.quickstart import build as quickstart, model as tiny
 from relax_core.control.prepare import UNTRAINED, Recipe
-from relax_core.diagnostics.estimate import estimate_run
-from relax_core.diagnostics.layouts import Machine, compare_layouts
 
 
 class NoModel:

@@ -13,7 +13,7 @@ from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, sa
 
 if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
-    from relax_core.diagnostics.estimate import RunEstimate
+    from relax_plugin_workbench.estimate import RunEstimate
 
 
 def plan(
@@ -46,10 +46,10 @@ def plan(
     for name, value in given.items():
         if value and not layouts:
             raise ConfigError(name, f"{value:g} without --layouts", "add --layouts: only layouts are compared for it")
-    from relax_core.diagnostics.estimate import estimate_run
+    from relax_plugin_workbench.estimate import estimate_run
 
     if layouts:
-        from relax_core.cli.layouts import print_layouts
+        from relax_plugin_workbench.layouts import print_layouts
 
         print_layouts(*split(arguments), gpus, gpu_memory, gpu_tflops, link, as_json=as_json, anyway=anyway)
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison of the layouts of a run's trainers: which fit into memory, and which needs the least time for a step.
+"""The work of `relax plan --layouts`: which layouts of a trainer's ranks fit into memory, and how fast a step is in each.
 
 The trainer names the layouts (`Trainer.layouts`) and estimates each of them (`Trainer.estimate`). No process of the run
 is started. The machine may be a supposed one.
@@ -7,6 +7,7 @@ is started. The machine may be a supposed one.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any, cast
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Estimate, Layout, Plan
 from relax_core.api.trainer import Trainer
+from relax_core.cli.terminal import print_json, print_table, say
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.memory_check import (
@@ -33,18 +35,19 @@ from relax_core.control.memory_check import (
 )
 from relax_core.control.placement import ROLLOUT, TABLES, TEACHER
 from relax_core.control.planner import plan
-from relax_core.control.prepare import plan_run
-from relax_core.diagnostics.estimate import measured_rate
 from relax_core.engines.factories import AUXILIARY_GROUP
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, plan_run
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
 from relax_core.roles.rank_group import trainer_spec
+from relax_plugin_workbench.estimate import measured_rate
 
 GPU_FLOPS, GPU_MEMORY, GPU_LINK = 400e12, 2.5e12, 200e9
 """Assumed rates of a GPU, per second: operations in 16 bits, bytes of its memory, bytes sent to other GPUs. They are
 chosen for an H100 with NVLink, and were not measured."""
 CPU_MEMORY, CPU_LINK = 10e9, 1e9
+SHOWN_LAYOUTS = 10
+"""Number of fitting layouts that the table shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,80 @@ class LayoutComparison:
         need = f"; the closest needs {gib(close.needed)} of {gib(close.available)}" if close else ""
         fix = "use more GPUs or GPUs with more memory, a smaller model, or shorter rows"
         raise ConfigError("--layouts", f"{len(self.layouts)} layouts, of which none fits{need}", fix)
+
+
+def print_layouts(
+    sources: Sequence[str], overrides: Sequence[str], gpus: int, gpu_memory: float, gpu_tflops: float, link_gb: float,
+    *, as_json: bool, anyway: bool,
+) -> None:  # fmt: skip
+    """Print the layouts of the trainer that fit, and the reasons of those refused; 0 stands for this machine's value."""
+    machine = Machine.of(gpus, gpu_memory, gpu_tflops, link_gb)
+    stages = compare_layouts(sources, overrides, machine)
+    if as_json:
+        documents = [_layouts_document(one) for one in stages]
+        rates = {name: getattr(machine, name) for name in ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")}
+        print_json({"schema": "relax.layouts/1", "rates": rates, "stages": documents})
+    for comparison in () if as_json else stages:
+        if comparison.stage:
+            say(f"stage {comparison.stage}")
+        _print_comparison(comparison)
+    if not as_json:
+        flops, memory, link = machine.flops_per_s, machine.memory_bytes_per_s, machine.link_bytes_per_s
+        at = f"{flops / 1e12:.3g} TFLOP/s, {memory / 1e9:.4g} GB/s of memory and {link / 1e9:.3g} GB/s sent"
+        say(f"note: times are for ranks with {at}")
+        say("note: they order layouts and are no forecast: nothing overlaps, and every rank sends at the same rate")
+    for comparison in () if anyway else stages:
+        comparison.check()
+
+
+def _layouts_document(comparison: LayoutComparison) -> dict[str, Any]:
+    return {
+        "stage": comparison.stage,
+        "ranks": comparison.ranks,
+        "notes": comparison.notes,
+        "layouts": [
+            {
+                "settings": one.settings, "data_parallel": one.layout.data_parallel,
+                "optimizer_ranks": one.layout.optimizer_ranks, "step_s": one.seconds, "needed": one.needed,
+                "available": one.available, "refused": f"{one.field}: {one.reason}" if one.field else "",
+            }
+            for one in comparison.layouts
+        ],
+    }  # fmt: skip
+
+
+def _print_comparison(comparison: LayoutComparison) -> None:
+    shown, fitting = comparison.best_of_options(), comparison.fitting
+    say(f"{len(fitting)} of {len(comparison.layouts)} layouts fit in memory; estimated time of one training step")
+    options = dict.fromkeys(name for one in comparison.layouts for name in one.layout.options)
+    differing = [name for name in options if len({one.layout.options.get(name) for one in comparison.layouts}) > 1]
+    columns = ("step", "memory", "data_parallel", "optimizer_ranks", "tokens_per_micro_batch", *differing)
+    rows = [
+        (
+            f"{one.seconds:.3g} s", gib(one.needed), str(one.layout.data_parallel), str(one.layout.optimizer_ranks),
+            str(one.layout.tokens_per_micro_batch), *(str(one.layout.options.get(name, "")) for name in differing),
+        )
+        for one in shown[:SHOWN_LAYOUTS]
+    ]  # fmt: skip
+    if rows:
+        print_table(columns, rows)
+        if len(shown) > len(rows):
+            say(f"and {len(shown) - len(rows)} slower ones, which --json lists")
+        say(f"\nfirst of them: {_overrides(comparison.changes(shown[0]))}")
+    refusals = comparison.refusals()
+    say("\nrefused" * bool(refusals))
+    for (field, reason), layouts in refusals.items():
+        count = f"{len(layouts)} layout{'s' * (len(layouts) > 1)}"
+        closest = layouts[0]
+        if closest.needed:
+            count += f"; at least {gib(closest.needed)}, with {_overrides(comparison.changes(closest))}"
+        say(f"{field}: {reason} ({count})")
+    for note in comparison.notes:
+        say(f"note: {note}")
+
+
+def _overrides(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in settings.items())
 
 
 def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine: Machine) -> list[LayoutComparison]:

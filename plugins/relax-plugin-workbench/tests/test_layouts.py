@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from relax_plugin_workbench import layouts
+from relax_plugin_workbench.layouts import LayoutComparison, Machine, compare, trainer_groups
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -18,8 +20,6 @@ from relax_core.cli.main import app
 from relax_core.config.compose import compose
 from relax_core.control.memory_check import LIBRARIES, gib
 from relax_core.control.planner import plan
-from relax_core.diagnostics import layouts
-from relax_core.diagnostics.layouts import LayoutComparison, Machine, compare, trainer_groups
 from relax_core.registry.catalogue import Catalogue
 from tests.ascii_tokenizer import save_ascii_tokenizer
 

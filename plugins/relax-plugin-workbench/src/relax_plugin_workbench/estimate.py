@@ -26,7 +26,7 @@ from relax_core.control.memory_check import (
     process_needs,
 )
 from relax_core.control.preflight import preflight
-from relax_core.control.prepare import plan_run
+from relax_core.launch import plan_run
 
 SIDE, RATE_S = 1024, 0.3
 """Number of rows, and of columns, of the multiplied matrices; seconds that the measurement takes."""

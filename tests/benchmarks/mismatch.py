@@ -35,7 +35,7 @@ def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     report.say(f"{name}, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         source = build(Path(folder), shape, seed)
-        found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, inline=True))
+        found = asyncio.run(mismatch([source], ["run.runner=inline"], SAMPLES, FORMATS))
     cells = [{"configuration": name, "seed": seed, **mismatch_document(one)} for one in found]
     return [{key: value for key, value in cell.items() if key != "positions"} for cell in cells]
 

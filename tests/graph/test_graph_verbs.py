@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from relax_plugin_workbench import try_run
 
-from relax_core.registry.catalogue import Catalogue
-from relax_core.runners.inline import InlineWorkers
 from relax_core.testing.scripted_client import ScriptedClient
 from tests.graph.conftest import Relax
 
@@ -126,10 +124,8 @@ def judge_words(tiny: Path, folder: Path, judge: str) -> tuple[str | Path, ...]:
 def test_a_judge_of_a_configuration_is_compared_with_labels(
     relax_here: Relax, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = lambda files, _=None: InlineWorkers(Catalogue.load(files))  # noqa: E731
-    monkeypatch.setattr(try_run, "LocalWorkers", here)
     monkeypatch.setattr(try_run, "AuxiliaryPools", ScriptedPools)
-    words = judge_words(tiny, tmp_path, "high=10.0")
+    words = (*judge_words(tiny, tmp_path, "high=10.0"), "run.runner=inline")
     ran = relax_here("try", "reward", *words, "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
@@ -139,7 +135,7 @@ def test_a_judge_of_a_configuration_is_compared_with_labels(
         "parts": {"judge": pytest.approx(1.3 / 3), "judge/verdicts/unreadable": 0.0},
     }  # fmt: skip
     refused = relax_here("try", "reward", "other", *words[1:])
-    assert refused.code == 2 and "the configuration has the rewards judge" in refused.err
+    assert refused.code == 2 and "name a reward of the configuration: judge" in refused.err
     no_pool = relax_here("try", "reward", "judge", "--data", words[5])
     assert no_pool.code == 2 and "relax try reward NAME FILE" in no_pool.err
 

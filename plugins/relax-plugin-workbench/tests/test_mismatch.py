@@ -4,7 +4,6 @@
 import asyncio
 import json
 import os
-from functools import partial
 
 import pytest
 from relax_plugin_workbench.mismatch import Setting, mismatch
@@ -19,12 +18,12 @@ def source(folder):
     return {
         "steps": 1, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
-        "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12},
+        "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12}, "run": {"runner": "inline"},
     }  # fmt: skip
 
 
 def measured(folder, *overrides, samples=16, formats=()):
-    return asyncio.run(mismatch([source(folder)], overrides, samples, formats, inline=True))
+    return asyncio.run(mismatch([source(folder)], overrides, samples, formats))
 
 
 def test_one_pair_is_measured_as_the_configuration_has_it(folder):
@@ -61,8 +60,7 @@ def test_the_workers_have_the_variables_of_the_run(folder, monkeypatch):
     assert os.environ.pop("RELAX_TEST_BENCH") == "1"
 
 
-def test_the_command_reports_the_difference_of_two_formats(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_plugin_workbench.mismatch.mismatch", partial(mismatch, inline=True))
+def test_the_command_reports_the_difference_of_two_formats(folder, tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(source(folder)))
     command = f"bench mismatch {tmp_path / 'run.toml'} rollout.dtype=float16 --samples 8 --json"
     said = CliRunner().invoke(app, command.split())

@@ -44,18 +44,18 @@ class Agreement:
 
 def agreement(samples: Sequence[Labelled]) -> Agreement:
     """Compare the scores of samples with their labels; labels are on the scale of the scores."""
-    judged = [(one.score, one.label) for one in samples if one.score is not None]
-    levels = sorted({one.label for one in samples})
+    judged = [(sample.score, sample.label) for sample in samples if sample.score is not None]
+    levels = sorted({sample.label for sample in samples})
     # The lower of two levels at the same distance counts.
     classes = [(min(levels, key=lambda level: abs(level - score)), label) for score, label in judged]
     parts: defaultdict[str, list[float]] = defaultdict(list)
-    for one in samples:
-        for name, part in one.parts.items():
+    for sample in samples:
+        for name, part in sample.parts.items():
             parts[name].append(part)
     return Agreement(
         len(samples),
         1 - len(judged) / len(samples) if samples else 0.0,
-        fmean(one == other for one, other in classes) if classes else None,
+        fmean(nearest == label for nearest, label in classes) if classes else None,
         cohens_kappa(classes),
         spearman([score for score, _ in judged], [label for _, label in judged]),
         _ordered(samples),
@@ -88,13 +88,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _ordered(samples: Sequence[Labelled]) -> float | None:
     by_task: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in samples:
-        if one.score is not None:
-            by_task[one.task].append((one.score, one.label))
-    found = [
-        0.5 if one[0] == other[0] else float((one[0] < other[0]) == (one[1] < other[1]))
-        for own in by_task.values()
-        for one, other in combinations(own, 2)
-        if one[1] != other[1]
+    for sample in samples:
+        if sample.score is not None:
+            by_task[sample.task].append((sample.score, sample.label))
+    orders = [
+        0.5 if first[0] == second[0] else float((first[0] < second[0]) == (first[1] < second[1]))
+        for pairs in by_task.values()
+        for first, second in combinations(pairs, 2)
+        if first[1] != second[1]
     ]
-    return fmean(found) if found else None
+    return fmean(orders) if orders else None

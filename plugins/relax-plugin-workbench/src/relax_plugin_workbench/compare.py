@@ -68,11 +68,11 @@ def paired_difference(
     drawn with replacement `RESAMPLES` times, and a task brings its difference. Raises ValueError for a reward that is
     not finite.
     """
-    judged = [{task for task, rewards in one.items() if rewards} for one in (first, second)]
+    judged = [{task for task, rewards in rewards_of.items() if rewards} for rewards_of in (first, second)]
     tasks = sorted(judged[0] & judged[1])
     if not tasks:
         return None
-    before, after = ([statistics.fmean(one[task]) for task in tasks] for one in (first, second))
+    before, after = ([statistics.fmean(rewards_of[task]) for task in tasks] for rewards_of in (first, second))
     differences = np.subtract(after, before)
     if not np.isfinite(differences).all():
         raise ValueError("a reward that is not finite")
@@ -101,39 +101,40 @@ def compare(first: str, second: str | None = None, set_name: str = "", seed: int
         before = _by_set(records, step) if second is not None else _by_set(records[::-1], None)
         after = _by_set(others, other_step)
         if path == other_path:
-            before = {name: one for name, one in before.items() if one["step"] != after.get(name, one)["step"]}
-        found = compare_records(before, after, set_name, seed)
-    if not found:
+            differing = [name for name in before if name in after and before[name]["step"] != after[name]["step"]]
+            before = {name: before[name] for name in differing}
+        comparisons = compare_records(before, after, set_name, seed)
+    if not comparisons:
         every = (records,) if second is None else (records, others)
         steps = [", ".join(map(str, sorted({int(record["step"]) for record in run}))) or "none" for run in every]
         kept = " and ".join(steps)
         got = f"{first} and {second or 'its first evaluation'}, which judged no task of the same set"
         fix = "name two evaluations of the same tasks; the runs keep rewards by task of the steps"
         raise ConfigError("run", f"{got} {set_name}".rstrip(), f"{fix} {kept}")
-    return found
+    return comparisons
 
 
 def compare_records(
     before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], set_name: str = "", seed: int = 0
 ) -> list[SetComparison]:
     """Compare the records of two evaluations by set: keys `step`, `temperature` and `tasks`, the rewards by task."""
-    found = []
+    comparisons = []
     for name in before if not set_name else before.keys() & {set_name}:
         start, end = before[name], after.get(name)
         if end is not None and (paired := paired_difference(start["tasks"], end["tasks"], seed)) is not None:
-            steps, heats = (int(start["step"]), int(end["step"])), (start["temperature"], end["temperature"])
-            found.append(SetComparison(name, *steps, (float(heats[0]), float(heats[1])), paired))
-    return found
+            temperatures = (float(start["temperature"]), float(end["temperature"]))
+            comparisons.append(SetComparison(name, int(start["step"]), int(end["step"]), temperatures, paired))
+    return comparisons
 
 
 def compare_results(first: EvalResult, second: EvalResult) -> list[SetComparison]:
     """Compare two evaluations of `relax eval` on each set that both have. Raises ConfigError if they share no task."""
     with readable(first.directory), readable(second.directory):
-        found = compare_records(_by_set(first.sets, None), _by_set(second.sets, None))
-    if not found:
+        comparisons = compare_records(_by_set(first.sets, None), _by_set(second.sets, None))
+    if not comparisons:
         got = f"{first.directory}, which shares no set with a judged task with {second.directory}"
         raise ConfigError("--against", got, "name an evaluation of the same tasks")
-    return found
+    return comparisons
 
 
 def _split(name: str) -> tuple[Path, list[dict[str, Any]], int | None]:

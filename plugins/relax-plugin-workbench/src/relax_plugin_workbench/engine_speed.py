@@ -26,7 +26,7 @@ from relax_core.config.layers import Source as Layer
 from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.launch import Launch
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_plugin_workbench.single_role import ignore, local_workers, single_role, try_launch
+from relax_plugin_workbench.single_role import ignore, single_role, try_launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,7 @@ async def _measured(sources: Sequence[Layer], overrides: Sequence[str], setting:
 
 
 async def _played(launch: Launch, catalogue: Catalogue, setting: str, num_rounds: int) -> EngineSpeed:
-    inline = launch.config["run"]["runner"] == "inline"
-    async with single_role("rollout", launch, catalogue, local_workers(launch, catalogue, inline)) as context:
+    async with single_role("rollout", launch, catalogue) as context:
         now = context.clock.now
         began = now()
         worker = await RolloutWorker.open(context, ignore)
@@ -132,9 +131,9 @@ async def _played(launch: Launch, catalogue: Catalogue, setting: str, num_rounds
             after = worker.pool.queue()
             prompt, cached = (after[name] - before[name] for name in ("prompt_tokens", "cached_tokens"))
             hits = cached / prompt if prompt else None
-            memory = (
-                0 if inline else sum(_memory(pid) for pid in {e["pid"] for e in worker.pool.facts().values()} - {0})
-            )
+            processes = {engine["pid"] for engine in worker.pool.facts().values()} - {0}
+            inline = context.config.run.runner == "inline"
+            memory = 0 if inline else sum(map(_memory, processes))
             return EngineSpeed(setting, "", start_s, tuple(rounds), memory, hits)
         finally:
             await worker.close()

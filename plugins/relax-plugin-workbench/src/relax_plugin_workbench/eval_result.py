@@ -67,8 +67,8 @@ def read_result(directory: Path) -> EvalResult:
     try:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}")
-        sets = tuple({**one, "set": str(one["set"]), "step": int(one["step"]), "tasks": dict(one["tasks"])}
-                     for one in document["sets"])  # fmt: skip
+        sets = tuple({**record, "set": str(record["set"]), "step": int(record["step"]), "tasks": dict(record["tasks"])}
+                     for record in document["sets"])  # fmt: skip
         return EvalResult(str(document["target"]), document["step"], int(document["seed"]), sets, directory)
     except (LookupError, TypeError, ValueError) as error:
         got = f"unexpected content ({type(error).__name__}: {error})"

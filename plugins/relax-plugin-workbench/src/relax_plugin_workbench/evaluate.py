@@ -36,7 +36,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.compare import SetComparison, compare_results
 from relax_plugin_workbench.eval_result import SAMPLES, EvalResult, is_result, read_result, result_folder
 from relax_plugin_workbench.export import checkpoints, export
-from relax_plugin_workbench.single_role import ignore, local_workers, single_role
+from relax_plugin_workbench.single_role import ignore, single_role
 
 OF_THE_EXPORT = ("trainer.", "run.")
 """Beginnings of the overrides that also apply to the export of a checkpoint."""
@@ -112,11 +112,11 @@ def evaluate_against(
 
 
 def _of_run(run: Path, step: int) -> Target:
-    known = checkpoints(run)
-    if step not in known:
-        steps = ", ".join(map(str, known))
+    kept = checkpoints(run)
+    if step not in kept:
+        steps = ", ".join(map(str, kept))
         raise ConfigError("TARGET", f"{run.name}@{step}", f"the run has checkpoints of these steps: {steps}")
-    return Target(f"{run.name}-step-{step}", _config_of(known[step][0]), None, run, step)
+    return Target(f"{run.name}-step-{step}", _config_of(kept[step][0]), None, run, step)
 
 
 def _config_of(owner: Path) -> dict[str, Any]:
@@ -138,33 +138,33 @@ def evaluate(
     Raises ConfigError, the errors of `export`, and RelaxError if no sample of a set could be judged; the folder is then
     written nevertheless.
     """
-    found = find_target(target)
-    directory = result_folder(out, found.name)
+    chosen = find_target(target)
+    directory = result_folder(out, chosen.name)
     with tempfile.TemporaryDirectory(prefix="relax-eval-") as scratch:
-        folder, notices = found.folder, list[str]()
+        folder, notices = chosen.folder, list[str]()
         config, catalogue = _configured(
-            found, folder or Path(scratch), sources, overrides, functions, on_disk=folder is not None
+            chosen, folder or Path(scratch), sources, overrides, functions, on_disk=folder is not None
         )
         if folder is None:
             model = Path(scratch) / "model"
-            changes = [one for one in overrides if one.startswith(OF_THE_EXPORT)]
-            notices += export(str(found.run), model, found.step, changes).notices
-            config, catalogue = _configured(found, model, sources, overrides, functions, on_disk=True)
+            changes = [override for override in overrides if override.startswith(OF_THE_EXPORT)]
+            notices += export(str(chosen.run), model, chosen.step, changes).notices
+            config, catalogue = _configured(chosen, model, sources, overrides, functions, on_disk=True)
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), functions)
-        inline = config.run.runner == "inline"
-        finished, warnings = run_to_end(_sample(launch, catalogue, inline))
+        finished, warnings = run_to_end(_sample(launch, catalogue))
     sets = tuple(
-        {"set": one.set_name, "step": found.step or 0, "temperature": one.temperature, "mean": one.mean,
-         "count": one.count, "metrics": dict(one.metrics), "tasks": {task: [*own] for task, own in one.tasks.items()}}
-        for one in finished
+        {"set": ended.set_name, "step": chosen.step or 0, "temperature": ended.temperature, "mean": ended.mean,
+         "count": ended.count, "metrics": dict(ended.metrics),
+         "tasks": {task: [*rewards] for task, rewards in ended.tasks.items()}}
+        for ended in finished
     )  # fmt: skip
-    result = EvalResult(found.name, found.step, config.seed, sets, directory, (*notices, *warnings))
-    samples = ({"set": one.set_name, **sample} for one in finished for sample in one.samples)
+    result = EvalResult(chosen.name, chosen.step, config.seed, sets, directory, (*notices, *warnings))
+    samples = ({"set": ended.set_name, **sample} for ended in finished for sample in ended.samples)
     result.write(to_toml(config.dump()), samples, Redactor(revealed(config.dump())))
-    for one in finished:
-        if not one.count:
-            outcomes = ", ".join(sorted({str(sample["outcome"]) for sample in one.samples}))
-            raise RelaxError(f"set {one.set_name}: no sample was judged ({outcomes}); see {directory / SAMPLES}")
+    for ended in finished:
+        if not ended.count:
+            outcomes = ", ".join(sorted({str(sample["outcome"]) for sample in ended.samples}))
+            raise RelaxError(f"set {ended.set_name}: no sample was judged ({outcomes}); see {directory / SAMPLES}")
     return result
 
 
@@ -208,9 +208,9 @@ def _configured(
     return config, catalogue
 
 
-async def _sample(launch: Launch, catalogue: Catalogue, inline: bool) -> tuple[list[EvalFinished], list[str]]:
-    """Sample and score all sets; return their results, and the warnings of the data checks. `inline`: in this process."""
-    async with single_role("rollout", launch, catalogue, local_workers(launch, catalogue, inline)) as context:
+async def _sample(launch: Launch, catalogue: Catalogue) -> tuple[list[EvalFinished], list[str]]:
+    """Sample and score all sets; return their results, and the warnings of the data checks."""
+    async with single_role("rollout", launch, catalogue) as context:
         worker = await RolloutWorker.open(context, ignore, trains=False)
         try:
             finished = await worker.evaluation.run(worker.engines.newest(), requested=True)

@@ -26,7 +26,7 @@ from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole,
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
 from relax_core.runs import check_new_folder, find_run
-from relax_plugin_workbench.single_role import local_workers, single_role
+from relax_plugin_workbench.single_role import single_role
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def export(
         check_account(push_to)
     elif public:
         raise ConfigError("--public", "no model to send", "add --push-to USER/NAME")
-    found = checkpoints(find_run(run))
-    counted = max(found) if step is None else step
-    steps = f"the run has checkpoints of these steps: {', '.join(map(str, found))}"
-    if counted not in found:
-        raise ConfigError("--step", str(counted), steps)
-    owner, checkpoint = found[counted]
+    kept = checkpoints(find_run(run))
+    chosen = max(kept) if step is None else step
+    steps = f"the run has checkpoints of these steps: {', '.join(map(str, kept))}"
+    if chosen not in kept:
+        raise ConfigError("--step", str(chosen), steps)
+    owner, checkpoint = kept[chosen]
     try:
         _, notices = read_whole(checkpoint)
     except DamagedCheckpoint as error:
@@ -86,14 +86,14 @@ def export(
     config, catalogue = composed.config, composed.catalogue
     with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
-        run_to_end(_write(launch, catalogue, config.run.runner == "inline", f"{checkpoint}/trainer", str(out)))
-    url = push(out, push_to, public, f"Step {counted} of {owner.name}") if push_to else ""
-    return Export(checkpoint, counted, out, tuple(notices), url)
+        run_to_end(_write(launch, catalogue, f"{checkpoint}/trainer", str(out)))
+    url = push(out, push_to, public, f"Step {chosen} of {owner.name}") if push_to else ""
+    return Export(checkpoint, chosen, out, tuple(notices), url)
 
 
-async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint: str, out: str) -> None:
-    """Start the run's trainer, load a checkpoint and export it; `inline`: in this process."""
-    async with single_role("actor", launch, catalogue, local_workers(launch, catalogue, inline)) as context:
+async def _write(launch: Launch, catalogue: Catalogue, checkpoint: str, out: str) -> None:
+    """Start the run's trainer, load a checkpoint and export it."""
+    async with single_role("actor", launch, catalogue) as context:
         trainer = await RankGroup.start(context, "actor")
         try:
             await trainer.call("load", checkpoint)
@@ -104,15 +104,15 @@ async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint:
 
 def checkpoints(run_dir: Path) -> dict[int, tuple[Path, Path]]:
     """Return the directory of the run or stage and its checkpoint, by step of the whole run, in order of steps."""
-    found: dict[int, tuple[Path, Path]] = {}
+    kept: dict[int, tuple[Path, Path]] = {}
     done = 0
     for stage in stage_directories(run_dir) or [StageDirectory(0, "", run_dir)]:
-        found |= {done + step_of(path): (stage.path, path) for path in complete(stage.path / "checkpoints")}
+        kept |= {done + step_of(path): (stage.path, path) for path in complete(stage.path / "checkpoints")}
         account = stage.account()
         if account is None:
             break
         done += int(account["steps"])
-    if not found:
+    if not kept:
         fix = "a live run writes one with `relax checkpoint RUN`; a finished run has its model in export/"
         raise ConfigError("run", f"{run_dir}, which has no complete checkpoint", fix)
-    return found
+    return kept

@@ -35,7 +35,7 @@ from relax_core.runners.launch import Launch
 from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
-from relax_plugin_workbench.single_role import ignore, local_workers, single_role, try_launch
+from relax_plugin_workbench.single_role import ignore, single_role, try_launch
 
 FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTED_COLUMNS
@@ -64,13 +64,9 @@ class MismatchReport:
 
 
 async def mismatch(
-    sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = (),
-    inline: bool = False,
-) -> list[MismatchReport]:  # fmt: skip
-    """Measure the configured formats, or each pair of `formats`, with and without replay if replay is possible.
-
-    `inline`: engine and trainer run in this process.
-    """
+    sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = ()
+) -> list[MismatchReport]:
+    """Measure the configured formats, or each pair of `formats`, with and without replay if replay is possible."""
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
         config, launch, catalogue = try_launch(sources, overrides, Path(directory))
         if launch.plan.source is not Source.ROLLOUT:
@@ -87,36 +83,36 @@ async def mismatch(
                 Setting(trainer, engine, replay) for trainer, engine, replay in product(formats, formats, replays)
             ]
         able: dict[Setting, Launch] = {}
-        found: dict[Setting, MismatchReport] = {}
+        reports: dict[Setting, MismatchReport] = {}
         for setting in settings:
             try:
                 able[setting] = _variant(launch, config, catalogue, setting)
             except ConfigError as error:
-                found[setting] = MismatchReport(setting, None, str(error))
+                reports[setting] = MismatchReport(setting, None, str(error))
         if not able:
             raise ConfigError(
-                "relax bench mismatch", found[settings[0]].refused, "no setting can run; change the formats"
+                "relax bench mismatch", reports[settings[0]].refused, "no setting can run; change the formats"
             )
         # For each format, take the launch of its last setting, which has replay if any setting of the format has.
-        engines = {setting.engine: own for setting, own in able.items()}
-        trainers = {setting.trainer: own for setting, own in able.items()}
+        engines = {setting.engine: varied for setting, varied in able.items()}
+        trainers = {setting.trainer: varied for setting, varied in able.items()}
         rows: dict[str, RowBatch] = {}
-        for engine, own in engines.items():
-            async with single_role("rollout", own, catalogue, local_workers(own, catalogue, inline)) as context:
+        for engine, varied in engines.items():
+            async with single_role("rollout", varied, catalogue) as context:
                 worker = await RolloutWorker.open(context, ignore)
                 try:
                     rows[engine] = await _sampled(context, worker, num_samples)
                 finally:
                     await worker.close()
-        for dtype, own in trainers.items():
-            async with single_role("actor", own, catalogue, local_workers(own, catalogue, inline)) as context:
+        for dtype, varied in trainers.items():
+            async with single_role("actor", varied, catalogue) as context:
                 trainer = await RankGroup.start(context, "actor")
                 try:
-                    for setting in (one for one in able if one.trainer == dtype):
-                        found[setting] = await _compared(trainer, rows[setting.engine], setting)
+                    for setting in (setting for setting in able if setting.trainer == dtype):
+                        reports[setting] = await _compared(trainer, rows[setting.engine], setting)
                 finally:
                     await trainer.stop()
-        return [found[setting] for setting in settings]
+        return [reports[setting] for setting in settings]
 
 
 def _variant(launch: Launch, config: RunConfig, catalogue: Catalogue, setting: Setting) -> Launch:
@@ -172,13 +168,13 @@ class Differences:
 
 
 def _means_by_position(size: np.ndarray, places: np.ndarray) -> list[tuple[int, float]]:
-    found, start, end = [], 0, FIRST
+    means, start, end = [], 0, FIRST
     while start <= int(places.max()):
         part = size[(places >= start) & (places < end)]
         if len(part):
-            found.append((end, float(part.mean())))
+            means.append((end, float(part.mean())))
         start, end = end, end * 4
-    return found
+    return means
 
 
 async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int) -> RowBatch:
@@ -209,11 +205,11 @@ async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> Mis
     asks, given = ("log_probs",), RowBatch(rows.ids, unrouted)
     if EXPERTS not in rows.columns:
         return MismatchReport(setting, Differences.of(rows, (await trainer.forward(given, asks))["log_probs"]))
-    free = await trainer.forward(given, (*asks, EXPERTS))
-    said = await trainer.forward(rows, asks) if setting.replay else free
+    routed = await trainer.forward(given, (*asks, EXPERTS))
+    replayed = await trainer.forward(rows, asks) if setting.replay else routed
     # The share of input tokens for which the trainer's experts, order ignored, differ from the engine's.
     fed = rows.columns[VALID].values.astype(bool)
     fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is never an input of the model
-    engine, trained = (np.sort(experts.values, axis=-1) for experts in (rows.columns[EXPERTS], free[EXPERTS]))
+    engine, trained = (np.sort(experts.values, axis=-1) for experts in (rows.columns[EXPERTS], routed[EXPERTS]))
     share = float((engine != trained).any(axis=(1, 2))[fed].mean()) if fed.any() else 0.0
-    return MismatchReport(setting, Differences.of(rows, said["log_probs"]), rerouted=share)
+    return MismatchReport(setting, Differences.of(rows, replayed["log_probs"]), rerouted=share)

@@ -41,34 +41,34 @@ def eval_(
     """
     from relax_plugin_workbench.evaluate import evaluate_against
 
-    result, found = evaluate_against(target, *split(arguments or []), against, out)
+    result, comparisons = evaluate_against(target, *split(arguments or []), against, out)
     for notice in result.notices:
         say(notice, err=True)
     if json:
         document = {"schema": "relax.eval/1", **result.document(), "directory": str(result.directory)}
-        compared = {"against": against, "comparison": [asdict(one) for one in found]} if against else {}
+        compared = {"against": against, "comparison": [asdict(each) for each in comparisons]} if against else {}
         print_json({**document, **compared})
         return
     _print_result(result)
-    if found:
+    if comparisons:
         say(f"\n{result.target} (second) against {against} (first)")
-        _print_comparison(found)
+        _print_comparison(comparisons)
     say(f"result: {result.directory}")
 
 
 def _print_result(result: EvalResult) -> None:
-    best = sorted({name for one in result.sets for name in one["metrics"] if name.startswith("best_of_")},
+    best = sorted({name for record in result.sets for name in record["metrics"] if name.startswith("best_of_")},
                   key=lambda name: int(name.removeprefix("best_of_")))  # fmt: skip
     rows = []
-    for one in result.sets:
-        metrics = one["metrics"]
+    for record in result.sets:
+        metrics = record["metrics"]
         rows.append((
-            one["set"], str(len(one["tasks"])), str(one["count"]), f"{one['mean']:.3f}",
+            record["set"], str(len(record["tasks"])), str(record["count"]), f"{record['mean']:.3f}",
             f"{metrics['standard_error']:.3f}", *(f"{metrics[k]:.3f}" if k in metrics else "-" for k in best),
             f"{metrics['failed']:.0f}",
         ))  # fmt: skip
-    heads = ("set", "tasks", "samples", "mean", "error", *(name.replace("_", " ") for name in best), "failed")
-    print_table(heads, rows)
+    head = ("set", "tasks", "samples", "mean", "error", *(name.replace("_", " ") for name in best), "failed")
+    print_table(head, rows)
 
 
 def rollout(
@@ -97,9 +97,8 @@ def rollout(
         print_json({"schema": "relax.rollout/1", **asdict(result), **paths})
         return
     mean = "no sample judged" if result.mean is None else f"mean reward {result.mean:.3f}"
-    say(
-        f"{result.tasks} tasks ({result.added} new), {result.judged + result.failed} samples, {result.failed} failed, {mean}"
-    )
+    samples = result.judged + result.failed
+    say(f"{result.tasks} tasks ({result.added} new), {samples} samples, {result.failed} failed, {mean}")
     say(f"samples: {result.file}")
 
 
@@ -122,13 +121,12 @@ def compare(
     """
     from relax_plugin_workbench.compare import compare
 
-    found = compare(first, second, set_name, seed)
+    comparisons = compare(first, second, set_name, seed)
     if json:
-        sets = [asdict(one) for one in found]
         print_json({"schema": "relax.compare/1", "first": first if second else f"{first}, first evaluation",
-                    "second": second or first, "seed": seed, "sets": sets})  # fmt: skip
-        return
-    _print_comparison(found)
+                    "second": second or first, "seed": seed, "sets": [asdict(each) for each in comparisons]})  # fmt: skip
+    else:
+        _print_comparison(comparisons)
 
 
 def export(
@@ -201,22 +199,23 @@ def fold_lora(
         say(f"folded into {written.changed} of {written.tensors} tensors: {written.directory}")
 
 
-def _print_comparison(found: Sequence[SetComparison]) -> None:
+def _print_comparison(comparisons: Sequence[SetComparison]) -> None:
     head = ("set", "steps", "tasks", "first", "second", "difference", "error", "95 % interval", "better", "worse")
     rows = []
-    for one in found:
-        own = one.paired
+    for each in comparisons:
+        paired = each.paired
         rows.append((
-            one.set_name, f"{one.first_step}, {one.second_step}", str(own.tasks), f"{own.first:.3f}",
-            f"{own.second:.3f}", f"{own.difference:+.3f}", f"{own.standard_error:.3f}",
-            f"{own.low:+.3f} to {own.high:+.3f}", str(own.better), str(own.worse),
+            each.set_name, f"{each.first_step}, {each.second_step}", str(paired.tasks), f"{paired.first:.3f}",
+            f"{paired.second:.3f}", f"{paired.difference:+.3f}", f"{paired.standard_error:.3f}",
+            f"{paired.low:+.3f} to {paired.high:+.3f}", str(paired.better), str(paired.worse),
         ))  # fmt: skip
     print_table(head, rows)
-    for one in found:
-        if one.paired.left_out:
-            say(f"{one.set_name}: {one.paired.left_out} tasks are judged in only one evaluation and left out", err=True)
-        if one.temperatures[0] != one.temperatures[1]:
-            say(f"{one.set_name}: temperatures differ ({one.temperatures[0]:g}, {one.temperatures[1]:g})", err=True)
+    for each in comparisons:
+        if left_out := each.paired.left_out:
+            say(f"{each.set_name}: {left_out} tasks are judged in only one evaluation and left out", err=True)
+        first, second = each.temperatures
+        if first != second:
+            say(f"{each.set_name}: temperatures differ ({first:g}, {second:g})", err=True)
 
 
 def replay(
@@ -237,34 +236,35 @@ def replay(
     """
     from relax_plugin_workbench.replay import replay as repeat
 
-    found = repeat(run, step, overrides or [], out)
+    repeated = repeat(run, step, overrides or [], out)
     if json:
-        document = asdict(found)
-        document |= {"metrics": [dict(zip(("key", "recorded", "replayed"), one, strict=True)) for one in found.metrics],
-                     "directory": None if found.directory is None else str(found.directory)}  # fmt: skip
-        print_json({"schema": "relax.replay/1", **document, "identical": found.identical})
+        document = asdict(repeated)
+        document |= {"metrics": [metric._asdict() for metric in repeated.metrics],
+                     "directory": None if repeated.directory is None else str(repeated.directory)}  # fmt: skip
+        print_json({"schema": "relax.replay/1", **document, "identical": repeated.identical})
     else:
-        _print_replay(found)
-    if not found.identical and found.deterministic and not found.changes:
+        _print_replay(repeated)
+    if not repeated.identical and repeated.deterministic and not repeated.changes:
         raise typer.Exit(1)
 
 
-def _print_replay(found: Replay) -> None:
-    since = f"the checkpoint of step {found.start}" if found.start else "the start of the run"
-    say(
-        f"step {found.step} of {found.run}, replayed from {since}{': ' if found.changes else ''}{' '.join(found.changes)}"
-    )
+def _print_replay(replayed: Replay) -> None:
+    start = f"the checkpoint of step {replayed.start}" if replayed.start else "the start of the run"
+    changes = f": {' '.join(replayed.changes)}" if replayed.changes else ""
+    say(f"step {replayed.step} of {replayed.run}, replayed from {start}{changes}")
     rows = [
-        (key, *("-" if value is None else repr(value) for value in values)) for key, *values in found.changed_metrics
+        (key, *("-" if value is None else repr(value) for value in values)) for key, *values in replayed.changed_metrics
     ]
     if rows:
         print_table(("metric", "recorded", "replayed"), rows)
-    say(f"metrics: {len(found.metrics)} compared, {len(rows)} differ")
-    some = f": {', '.join(found.changed_samples[:8])}" if found.changed_samples else ""
-    say(f"samples: {found.num_samples} compared, {len(found.changed_samples)} differ{some}")
-    states = {True: "equal", False: "differ", None: f"not compared, the run has no checkpoint of step {found.step}"}
-    say(f"weights: {states[found.weights]}")
-    if found.directory is not None:
-        say(f"copy: {found.directory}")
-    if not found.identical and not found.deterministic and not found.changes:
+    say(f"metrics: {len(replayed.metrics)} compared, {len(rows)} differ")
+    changed = replayed.changed_samples
+    say(
+        f"samples: {replayed.num_samples} compared, {len(changed)} differ{': ' * bool(changed)}{', '.join(changed[:8])}"
+    )
+    states = {True: "equal", False: "differ", None: f"not compared, the run has no checkpoint of step {replayed.step}"}
+    say(f"weights: {states[replayed.weights]}")
+    if replayed.directory is not None:
+        say(f"copy: {replayed.directory}")
+    if not replayed.identical and not replayed.deterministic and not replayed.changes:
         say("the run was not deterministic; train with deterministic=true for steps that repeat bit for bit")

@@ -30,7 +30,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records
 from relax_plugin_workbench.sample_file import SampleFile
 from relax_plugin_workbench.sample_parquet import check_pyarrow, write_parquet
-from relax_plugin_workbench.single_role import ignore, local_workers, single_role
+from relax_plugin_workbench.single_role import ignore, single_role
 from relax_plugin_workbench.try_run import played_facts
 
 CONFIG, SAMPLES, TABLE = "config.toml", "samples.jsonl", "samples.parquet"
@@ -115,8 +115,7 @@ async def _sample_groups(
     launch: Launch, catalogue: Catalogue, config: RunConfig, groups: Sequence[int], file: SampleFile
 ) -> None:
     """Sample `rollout.groups_per_step` groups at a time, and append each group when it is scored."""
-    inline = config.run.runner == "inline"
-    async with single_role("rollout", launch, catalogue, local_workers(launch, catalogue, inline)) as context:
+    async with single_role("rollout", launch, catalogue) as context:
         worker = await RolloutWorker.open(context, ignore)
         left = iter(groups)
         tasks = [

@@ -39,17 +39,18 @@ def try_launch(
     return stage.config, make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
 
 
-def local_workers(launch: Launch, catalogue: Catalogue, inline: bool) -> InlineWorkers | LocalWorkers:
-    """Return workers on this machine for a role of a run; `inline`: in this process."""
-    if inline:
-        return InlineWorkers(catalogue, launch.run_env)
-    redactor = Redactor(revealed(launch.config))
-    return LocalWorkers(launch.plugin_files, launch.resolved, redactor=redactor, run_env=launch.run_env)
-
-
 @asynccontextmanager
-async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: Any) -> AsyncIterator[RoleContext]:
-    """Yield a context for one role alone; its workers end with the context, so two roles are never loaded together."""
+async def single_role(role: str, launch: Launch, catalogue: Catalogue) -> AsyncIterator[RoleContext]:
+    """Yield a context for one role alone, with its workers on this machine; with the runner `inline`, in this process.
+
+    The workers end with the context, so two roles are never loaded together.
+    """
+    workers: InlineWorkers | LocalWorkers
+    if launch.config["run"]["runner"] == "inline":
+        workers = InlineWorkers(catalogue, launch.run_env)
+    else:
+        redactor = Redactor(revealed(launch.config))
+        workers = LocalWorkers(launch.plugin_files, launch.resolved, redactor=redactor, run_env=launch.run_env)
     clock = SystemClock()
     size = int(launch.config["rollout"]["group_size"])
     bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))

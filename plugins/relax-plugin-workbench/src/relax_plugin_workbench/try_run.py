@@ -66,8 +66,7 @@ async def try_tasks(
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         _, launch, catalogue = try_launch(sources, overrides, Path(directory))
-        workers = LocalWorkers(launch.plugin_files, launch.resolved)
-        async with single_role("rollout", launch, catalogue, workers) as context:
+        async with single_role("rollout", launch, catalogue) as context:
             worker = await RolloutWorker.open(context, ignore)
             size = context.config.rollout.group_size
             issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
@@ -171,7 +170,7 @@ async def try_reward(
     workers = LocalWorkers(plugins)
     try:
         table = RewardChoice(chosen=chosen)
-        return await _scored(table, catalogue, workers, {}, None, data, label)
+        return await _scored(table, catalogue, ProcessStarter(workers), {}, None, data, label)
     finally:
         await workers.close()
 
@@ -185,22 +184,23 @@ async def try_run_reward(
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         _, launch, catalogue = try_launch(sources, overrides, Path(directory))
-        workers = LocalWorkers(launch.plugin_files, launch.resolved)
-        async with single_role("rollout", launch, catalogue, workers) as context:
-            found = [table for table in context.config.rewards if table.known_as == name]
-            if not found:
-                known = ", ".join(table.known_as for table in context.config.rewards)
-                raise ConfigError("relax try reward", name, f"the configuration has the rewards {known}; name one")
+        async with single_role("rollout", launch, catalogue) as context:
+            tables = {table.known_as: table for table in context.config.rewards}
+            if name not in tables:
+                raise ConfigError("relax try reward", name, f"name a reward of the configuration: {', '.join(tables)}")
             pools = AuxiliaryPools.from_context(context, ignore, teaching=False)
             try:
                 await pools.start()
-                return await _scored(found[0], catalogue, workers, pools.clients, context.config.sandbox, data, label)
+                starter = ProcessStarter(context.children)
+                return await _scored(
+                    tables[name], catalogue, starter, pools.clients, context.config.sandbox, data, label
+                )
             finally:
                 await pools.close()
 
 
 async def _scored(
-    table: RewardChoice, catalogue: Catalogue, workers: LocalWorkers, models: Mapping[str, ModelClient],
+    table: RewardChoice, catalogue: Catalogue, starter: ProcessStarter, models: Mapping[str, ModelClient],
     sandbox: Any, data: Path, label: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Score the rows of a file with one reward, and return their records.
@@ -209,7 +209,6 @@ async def _scored(
     """
     needs = cast(Any, type(catalogue.build(table.chosen))).needs_columns
     rows = list(_rows(data, table.name, needs, label))
-    starter = ProcessStarter(workers)
     sandboxes = SandboxPool(sandbox, starter)
     scorer = RewardScorer([table], starter, SystemClock(), models=models, sandboxes=sandboxes)
     try:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SHOWN_BAD_ROWS = 50
 FIRST_ROWS = 2
-"""Rows whose rendered prompt `check` shows."""
+"""Number of rows whose rendered prompt `check` shows."""
 PROVED_ROWS = 100
-"""First rows whose tokens `check` proves to have the words of the row."""
+"""Number of first rows of which `check` proves that their tokens have the words of the row."""
 SHOWN_CHARS = 600
 SEPARATOR = "│"
 
@@ -55,13 +55,13 @@ def check(
     from relax_plugin_workbench.data_survey import data_files, survey, survey_faults, survey_overlap
 
     reports, trained = [], None
-    for found in data_files(file, model, reward):
-        result = survey(found, media)
-        survey_overlap(found, result, trained)
-        if found.evaluated is None:
-            trained = found, result
-        first = _first(found, sorted(result.rows)[:FIRST_ROWS])
-        survey_faults(found, result, sorted(result.rows)[:PROVED_ROWS])
+    for opened in data_files(file, model, reward):
+        result = survey(opened, media)
+        survey_overlap(opened, result, trained)
+        if opened.evaluated is None:
+            trained = opened, result
+        first = _first(opened, sorted(result.rows)[:FIRST_ROWS])
+        survey_faults(opened, result, sorted(result.rows)[:PROVED_ROWS])
         reports.append({**_report(result), "first": first})
     if as_json:
         say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
@@ -101,31 +101,31 @@ def show(
         _print_shown(shown)
 
 
-def _report(found: Survey) -> dict[str, Any]:
+def _report(result: Survey) -> dict[str, Any]:
     return {
-        "path": found.path,
-        "usable": found.usable,
-        "skipped": found.skipped,
-        "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
-        "remarks": list(found.remarks),
-        "warnings": list(found.warnings),
-        "columns": dict(found.columns),
-        "overlap": _overlap(found.overlap),
-        "golds": _golds(found.golds),
-        "media": found.media,
-        "tokens": _spread(found.lengths),
+        "path": result.path,
+        "usable": result.usable,
+        "skipped": result.skipped,
+        "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in result.bad],
+        "remarks": list(result.remarks),
+        "warnings": list(result.warnings),
+        "columns": dict(result.columns),
+        "overlap": _overlap(result.overlap),
+        "golds": _golds(result.golds),
+        "media": result.media,
+        "tokens": _spread(result.lengths),
     }
 
 
-def _overlap(found: Overlap | None) -> dict[str, Any]:
+def _overlap(overlap: Overlap | None) -> dict[str, Any]:
     """Return the rows that repeat each other as JSON data: of a training file, or of an evaluation set in that file."""
-    if found is None:
+    if overlap is None:
         return {}
-    if not found.sets:
-        return {"repeated": [one._asdict() for one in found.repeated], "summary": [found.said()]}
-    (own,) = found.sets.values()
-    shared = {name: [one._asdict() for one in getattr(own, name)] for name in ("equal", "similar")}
-    return {**shared, "summary": [own.said(name) for name in shared]}
+    if not overlap.sets:
+        return {"repeated": [pair._asdict() for pair in overlap.repeated], "summary": [overlap.said()]}
+    (in_training,) = overlap.sets.values()
+    shared = {name: [pair._asdict() for pair in getattr(in_training, name)] for name in ("equal", "similar")}
+    return {**shared, "summary": [in_training.said(name) for name in shared]}
 
 
 def _golds(report: GoldReport | None) -> dict[str, Any]:
@@ -193,21 +193,21 @@ def _print_report(report: dict[str, Any]) -> None:
             say(f"  trained  {_cut(text)}")
 
 
-def _shown(found: DataFile, index: int) -> dict[str, Any]:
+def _shown(file: DataFile, index: int) -> dict[str, Any]:
     from relax_core.data.tasks import TaskSet
     from relax_plugin_workbench.data_survey import facts, shown_by
 
-    tasks, family = found.tasks, found.family
+    tasks, family = file.tasks, file.family
     if tasks is None or family is None:
         raise ConfigError(
             "--model", "no model folder", "give the folder whose chat template and tokenizer render the prompt"
         )
-    if found.refused:
-        raise found.refused
+    if file.refused:
+        raise file.refused
     if not 0 <= index < len(tasks):
         raise ConfigError("--index", index, f"choose 0 to {len(tasks) - 1}")
     task, ids = tasks[index], tasks.prompt(index).tokens
-    media = run_to_end(facts(found, task)) if any(shown_by(task)) else []
+    media = run_to_end(facts(file, task)) if any(shown_by(task)) else []
     written = () if isinstance(tasks, TaskSet) else tasks.examples(index)
     return {
         "where": tasks.where(index),
@@ -222,20 +222,20 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     }
 
 
-def _first(found: DataFile, rows: Sequence[int]) -> list[dict[str, Any]]:
+def _first(file: DataFile, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Return the rendered prompt of rows and the text that is trained; none without a model."""
     from relax_core.data.dataset import Dataset
 
-    tasks, family = found.tasks, found.family
+    tasks, family = file.tasks, file.family
     if tasks is None or family is None:
         return []
     shown = []
     for row in rows:
         written = tasks.examples(row) if isinstance(tasks, Dataset) else ()
         tokens = tasks.prompt(row).tokens
-        given = next((at for at, mask in enumerate(written[0].mask) if mask), 0) if written else len(tokens)
+        given = next((index for index, mask in enumerate(written[0].mask) if mask), 0) if written else len(tokens)
         prompt = family.decode(tokens[:given], skip_special=False)
-        trained = ["".join(_trained(family, one)) for one in written]
+        trained = ["".join(_trained(family, example)) for example in written]
         shown.append({"where": tasks.where(row), "prompt": prompt, "trained": trained})
     return shown
 

@@ -87,39 +87,39 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
             await workers.close()
 
 
-async def survey_media(found: DataFile, result: Survey) -> None:
+async def survey_media(file: DataFile, result: Survey) -> None:
     """Decode all media of the usable rows; mark rows with unreadable media as bad, and add media tokens to lengths."""
-    processors = found.processors
-    rows = {row: list(shown_by(read_task(found.source, row))) for row in sorted(result.rows)}
+    processors = file.processors
+    rows = {row: list(shown_by(read_task(file.source, row))) for row in sorted(result.rows)}
     if processors is None or not any(rows.values()):
         return
-    known: OrderedDict[Media, dict[str, Any] | str] = OrderedDict()
+    examined: OrderedDict[Media, dict[str, Any] | str] = OrderedDict()
     async with opened(processors) as pipeline:
         for row, media in rows.items():
             tokens = 0
-            for number, one in enumerate(media, 1):
-                described = known[one] if one in known else await _examined(pipeline, one)
-                known[one] = described
-                if len(known) > REMEMBERED:
-                    known.popitem(last=False)
+            for number, medium in enumerate(media, 1):
+                described = examined[medium] if medium in examined else await _examined(pipeline, medium)
+                examined[medium] = described
+                if len(examined) > REMEMBERED:
+                    examined.popitem(last=False)
                 if isinstance(described, str):
-                    medium = f"{one.kind} {shown(one.source)}: {described}"
+                    reason = f"{medium.kind} {shown(medium.source)}: {described}"
                     place = f"medium {number} of the prompt"
-                    result.refuse(row, BadRow(found.source.where(row), medium, place, _fix(described)))
+                    result.refuse(row, BadRow(file.source.where(row), reason, place, _fix(described)))
                     break
-                result.count_medium(one.kind, described)
+                result.count_medium(medium.kind, described)
                 tokens += described["tokens"] - 1
             else:
-                result.lengthen(row, tokens, found.limit, found.source.where(row), found.too_long)
+                result.lengthen(row, tokens, file.limit, file.source.where(row), file.too_long)
 
 
-async def survey_golds(found: DataFile, result: Survey) -> None:
-    """Score the gold answers of the usable rows; mark rows as bad whose own gold answer is not a right response."""
-    workers = LocalWorkers(found.plugin_files)
-    scorer = RewardScorer(found.rewards, ProcessStarter(workers), SystemClock(), filters=found.filters)
+async def survey_golds(file: DataFile, result: Survey) -> None:
+    """Score the gold answers of the usable rows; mark rows as bad whose gold answer does not earn the best score."""
+    workers = LocalWorkers(file.plugin_files)
+    scorer = RewardScorer(file.rewards, ProcessStarter(workers), SystemClock(), filters=file.filters)
     try:
         await scorer.start()
-        tasks = found.tasks if isinstance(found.tasks, TaskSet) else found.source
+        tasks = file.tasks if isinstance(file.tasks, TaskSet) else file.source
         result.golds = await check_golds(scorer, tasks, sorted(result.rows))
     finally:
         await scorer.stop()
@@ -128,16 +128,20 @@ async def survey_golds(found: DataFile, result: Survey) -> None:
         result.refuse(gold.index, BadRow(gold.where, f"reward {gold.reward}: {gold.reason}", "answer"))
 
 
-async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
+async def facts(file: DataFile, task: Task) -> list[dict[str, Any]]:
     """Return facts about each medium of a task: kind, source, header, tokens, key and preview; or its `error`."""
-    if found.processors is None:
+    if file.processors is None:
         return []
     described = []
-    async with opened(found.processors, preview_kb=2048) as pipeline:
+    async with opened(file.processors, preview_kb=2048) as pipeline:
         for media in shown_by(task):
-            one = await _examined(pipeline, media)
+            fact = await _examined(pipeline, media)
             described.append(
-                {"kind": media.kind, "source": shown(media.source), **({"error": one} if isinstance(one, str) else one)}
+                {
+                    "kind": media.kind,
+                    "source": shown(media.source),
+                    **({"error": fact} if isinstance(fact, str) else fact),
+                }
             )
     return described
 
@@ -292,11 +296,11 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
     tools = tools_before_start(config, catalogue) if form is Form.ROLLOUT else {}
     files: list[tuple[Path, Mapping[str, str], EvalSetTable | None]] = [(config.data.train, config.data.columns, None)]
-    files += [(found.path, found.columns, found) for found in config.eval.sets]
+    files += [(table.path, table.columns, table) for table in config.eval.sets]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
     judges = config.rewards if form is Form.ROLLOUT else ()
-    filters = [one.only for one in judges]
+    filters = [choice.only for choice in judges]
     teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
     for number, (path, columns, table) in enumerate(files, 1):
@@ -317,52 +321,52 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
         yield replace(opened, unmatched=partial(unmatched_filters, config, sets)) if number == len(files) else opened
 
 
-def survey_overlap(found: DataFile, result: Survey, trained: tuple[DataFile, Survey] | None) -> None:
+def survey_overlap(file: DataFile, result: Survey, trained: tuple[DataFile, Survey] | None) -> None:
     """Compare the usable rows of a file with each other, and those of an evaluation set with the training file.
 
     `trained`: the training file of the same configuration and its survey. Marks the set as bad if more of its tasks
     than `max_overlap` are in the training file.
     """
     rows = sorted(result.rows)
-    if found.evaluated is None or trained is None or found.config is None:
-        result.overlap = find_overlap(_contents(found), rows, {})
-        if found.config is not None and found.config.eval.num_held_out != 0 and rows:
-            _survey_hold_out(found, result, rows, found.config)
+    if file.evaluated is None or trained is None or file.config is None:
+        result.overlap = find_overlap(_contents(file), rows, {})
+        if file.config is not None and file.config.eval.num_held_out != 0 and rows:
+            _survey_hold_out(file, result, rows, file.config)
         return
-    name, used = found.evaluated.name, rows[: found.evaluated.size]
-    shared = find_overlap(_contents(trained[0]), sorted(trained[1].rows), {name: EvalRows(_contents(found), used)})
+    name, used = file.evaluated.name, rows[: file.evaluated.size]
+    shared = find_overlap(_contents(trained[0]), sorted(trained[1].rows), {name: EvalRows(_contents(file), used)})
     result.overlap = shared
     try:
-        shared.sets[name].refuse("eval.max_overlap", found.config.eval.max_overlap)
+        shared.sets[name].refuse("eval.max_overlap", file.config.eval.max_overlap)
     except ConfigError as error:
-        result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
+        result.bad.append(BadRow(file.path, f"got {error.got}", error.field, error.fix))
 
 
-def _survey_hold_out(found: DataFile, result: Survey, rows: Sequence[int], config: RunConfig) -> None:
+def _survey_hold_out(file: DataFile, result: Survey, rows: Sequence[int], config: RunConfig) -> None:
     """Hold out tasks of the usable rows as a run would; store its warnings and its refusal."""
     try:
         held = draw_hold_out(rows, config.eval.num_held_out, config.seed)
-        train, sets = [row for row in rows if row not in held], {HOLD_OUT: EvalRows(_contents(found), sorted(held))}
-        _, said = kept_apart(config, _contents(found), train, sets)
+        train, sets = [row for row in rows if row not in held], {HOLD_OUT: EvalRows(_contents(file), sorted(held))}
+        _, said = kept_apart(config, _contents(file), train, sets)
     except ConfigError as error:
-        result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
+        result.bad.append(BadRow(file.path, f"got {error.got}", error.field, error.fix))
     else:
         result.warnings = [text for level, text in said if level == "warning"]
 
 
-def survey_faults(found: DataFile, result: Survey, rows: Sequence[int]) -> None:
-    """Prove the tokens of usable rows, and mark a row with a fault as bad. Without a model, nothing is proved."""
-    if found.tasks is None:
+def survey_faults(file: DataFile, result: Survey, rows: Sequence[int]) -> None:
+    """Mark usable rows as bad whose tokens lack words of the row. Without a model, nothing is checked."""
+    if file.tasks is None:
         return
     for row in rows:
-        if fault := next(found.tasks.faults(row), ""):
+        if fault := next(file.tasks.faults(row), ""):
             fix = "name the template and the tokenizer with which the model was trained, or correct the row"
-            result.refuse(row, BadRow(found.source.where(row), fault, "model.chat_template", fix))
+            result.refuse(row, BadRow(file.source.where(row), fault, "model.chat_template", fix))
 
 
 @dataclass(frozen=True, slots=True)
 class _SourceRows:
-    """The rows of a task source without a configuration, to be compared."""
+    """The rows of a task source, which has no tasks without a model, for the comparison of rows."""
 
     source: TaskSource
 
@@ -376,16 +380,16 @@ class _SourceRows:
         return self.source.where(index)
 
 
-def _contents(found: DataFile) -> Rows:
-    return found.tasks or _SourceRows(found.source)
+def _contents(file: DataFile) -> Rows:
+    return file.tasks or _SourceRows(file.source)
 
 
-def survey(found: DataFile, media: bool = False) -> Survey:
+def survey(file: DataFile, media: bool = False) -> Survey:
     """Read every row; with `media`, also decode all media of the rows."""
-    result = Survey(found.path, list(found.source.problems()), remarks=list(found.source.remarks()))
-    for row in range(len(found.source)):
+    result = Survey(file.path, list(file.source.problems()), remarks=list(file.source.remarks()))
+    for row in range(len(file.source)):
         try:
-            task = read_task(found.source, row)
+            task = read_task(file.source, row)
         except PluginError as error:
             result.bad.append(BadRow(f"row {row}", str(error), fix="correct the task source"))
             continue
@@ -393,27 +397,27 @@ def survey(found: DataFile, media: bool = False) -> Survey:
         result.columns["answer"] += has_value(task.answer)
         result.columns.update(name for name, value in task.metadata.items() if has_value(value))
         try:
-            rendered = found.tasks.examine(row) if found.tasks else None
+            rendered = file.tasks.examine(row) if file.tasks else None
         except ConfigError as error:
-            result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
+            result.bad.append(BadRow(file.source.where(row), str(error), error.field, str(error.fix)))
             continue
         except Exception as error:  # one hostile row must not hide the other rows
             reason = f"rendering fails with {type(error).__name__}: {one_line(str(error))}"
-            result.bad.append(BadRow(found.source.where(row), reason, "prompt", "correct the row, or leave it out"))
+            result.bad.append(BadRow(file.source.where(row), reason, "prompt", "correct the row, or leave it out"))
             continue
-        if rendered or not found.tasks:
+        if rendered or not file.tasks:
             result.rows[row] = len(rendered.tokens) if rendered else 0
             result.usable += 1
         else:
             result.skipped += 1
-    if found.rewards and result.rows:
-        run_to_end(survey_golds(found, result))
-    result.bad += [BadRow(error.field, f"got {error.got}", error.field, error.fix) for error in found.unmatched()]
+    if file.rewards and result.rows:
+        run_to_end(survey_golds(file, result))
+    result.bad += [BadRow(error.field, f"got {error.got}", error.field, error.fix) for error in file.unmatched()]
     if media:
-        if found.processors is None:
+        if file.processors is None:
             fix = "give the model folder, whose config.json defines the tokens of media: --model DIR"
             raise ConfigError("--media", "no model folder", fix)
-        run_to_end(survey_media(found, result))
+        run_to_end(survey_media(file, result))
     return result
 
 
@@ -440,11 +444,11 @@ def _opened(
 
 
 def _reading(rewards: Sequence[RewardChoice], catalogue: Catalogue, key: str = "") -> list[RewardChoice]:
-    """Return the rewards that read gold answers. Raises ConfigError for one that does not if `key` names it."""
-    found = [one for one in rewards if reads_golds(cast(Any, catalogue.target("reward", one.name)))]
-    if key and len(found) < len(rewards):
+    """Return the rewards that read gold answers. If `key` is set, raises ConfigError naming `key` for any other reward."""
+    reading = [reward for reward in rewards if reads_golds(cast(Any, catalogue.target("reward", reward.name)))]
+    if key and len(reading) < len(rewards):
         raise ConfigError(key, "a reward that reads no gold answers", "name a reward that does, such as maths or exact")
-    return found
+    return reading
 
 
 def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:
@@ -455,10 +459,10 @@ def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> M
 
 def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
     """Return the task source for files with this suffix, or for a folder."""
-    known: list[str] = []
+    readable: list[str] = []
     for name in catalogue.names("task-source"):
         suffixes = cast(type[TaskSource], catalogue.target("task-source", name)).suffixes
         if file.suffix in suffixes or (file.is_dir() and name == "files"):
             return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
-        known += suffixes
-    raise ConfigError("FILE", file, f"give a .toml file or a task file ({', '.join(sorted(known))})")
+        readable += suffixes
+    raise ConfigError("FILE", file, f"give a .toml file or a task file ({', '.join(sorted(readable))})")

@@ -19,14 +19,12 @@ from typing import Any
 import psutil
 
 from relax_core.api.algorithm import Source
-from relax_core.api.batch import AttemptId
-from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.config.layers import Source as Layer
 from relax_core.launch import Catalogue, plan_run
 from relax_core.runners.launch import Launch
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_plugin_workbench.single_role import ignore, single_role, try_launch
+from relax_plugin_workbench.single_role import first_attempts, ignore, single_role, try_launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ async def _played(launch: Launch, catalogue: Catalogue, setting: str, num_rounds
 async def _round(worker: RolloutWorker, group_size: int, num_groups: int, number: int, now: Any) -> Round:
     """Play the groups of step `number` together."""
     groups = range(number * num_groups, (number + 1) * num_groups)
-    issues = [Issue(group, tuple(AttemptId(group, sample, 0) for sample in range(group_size))) for group in groups]
+    issues = [first_attempts(group, group_size) for group in groups]
     began = now()
     made = await asyncio.gather(*(worker.make(issue, worker.engines.newest()) for issue in issues))
     seconds = now() - began

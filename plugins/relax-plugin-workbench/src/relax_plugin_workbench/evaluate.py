@@ -17,7 +17,7 @@ from typing import Any
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, RelaxError
-from relax_core.api.events import EvalFinished, Logged
+from relax_core.api.events import EvalFinished
 from relax_core.api.options import revealed
 from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import combination_errors, file_errors
@@ -36,7 +36,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.compare import SetComparison, compare_results
 from relax_plugin_workbench.eval_result import SAMPLES, EvalResult, is_result, read_result, result_folder
 from relax_plugin_workbench.export import checkpoints, export
-from relax_plugin_workbench.single_role import ignore, single_role
+from relax_plugin_workbench.single_role import ignore, single_role, warnings
 
 OF_THE_EXPORT = ("trainer.", "run.")
 """Beginnings of the overrides that also apply to the export of a checkpoint."""
@@ -151,14 +151,14 @@ def evaluate(
             notices += export(str(chosen.run), model, chosen.step, changes).notices
             config, catalogue = _configured(chosen, model, sources, overrides, functions, on_disk=True)
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), functions)
-        finished, warnings = run_to_end(_sample(launch, catalogue))
+        finished, logged = run_to_end(_sample(launch, catalogue))
     sets = tuple(
         {"set": ended.set_name, "step": chosen.step or 0, "temperature": ended.temperature, "mean": ended.mean,
          "count": ended.count, "metrics": dict(ended.metrics),
          "tasks": {task: [*rewards] for task, rewards in ended.tasks.items()}}
         for ended in finished
     )  # fmt: skip
-    result = EvalResult(chosen.name, chosen.step, config.seed, sets, directory, (*notices, *warnings))
+    result = EvalResult(chosen.name, chosen.step, config.seed, sets, directory, (*notices, *logged))
     samples = ({"set": ended.set_name, **sample} for ended in finished for sample in ended.samples)
     result.write(to_toml(config.dump()), samples, Redactor(revealed(config.dump())))
     for ended in finished:
@@ -208,7 +208,7 @@ def _configured(
     return config, catalogue
 
 
-async def _sample(launch: Launch, catalogue: Catalogue) -> tuple[list[EvalFinished], list[str]]:
+async def _sample(launch: Launch, catalogue: Catalogue) -> tuple[list[EvalFinished], tuple[str, ...]]:
     """Sample and score all sets; return their results, and the warnings of the data checks."""
     async with single_role("rollout", launch, catalogue) as context:
         worker = await RolloutWorker.open(context, ignore, trains=False)
@@ -216,5 +216,4 @@ async def _sample(launch: Launch, catalogue: Catalogue) -> tuple[list[EvalFinish
             finished = await worker.evaluation.run(worker.engines.newest(), requested=True)
         finally:
             await worker.close()
-        events = [event for _, event in await context.run_status.events(0, 0.0)]
-        return finished, [event.message for event in events if isinstance(event, Logged) and event.level == "warning"]
+        return finished, await warnings(context)

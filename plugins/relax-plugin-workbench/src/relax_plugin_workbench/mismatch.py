@@ -19,8 +19,7 @@ from typing import Self
 import numpy as np
 
 from relax_core.api.algorithm import Source
-from relax_core.api.batch import AttemptId, Ragged, RowBatch
-from relax_core.api.bus import Issue
+from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.config.layers import Source as Layer
@@ -35,7 +34,7 @@ from relax_core.runners.launch import Launch
 from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
-from relax_plugin_workbench.single_role import ignore, single_role, try_launch
+from relax_plugin_workbench.single_role import first_attempts, ignore, single_role, try_launch
 
 FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTED_COLUMNS
@@ -181,7 +180,7 @@ async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int
     """Sample whole groups with the weights of the model's folder, and convert the samples to rows as training would."""
     size, at_once = context.plan.group_size, int(context.config.rollout.groups_per_step)
     numbers = range(ceil(num_samples / size))
-    issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
+    issues = [first_attempts(number, size) for number in numbers]
     groups: list[InflightGroup] = []
     for first in range(0, len(issues), at_once):
         made = (worker.make(issue, worker.engines.newest()) for issue in issues[first : first + at_once])

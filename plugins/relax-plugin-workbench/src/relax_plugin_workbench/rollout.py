@@ -14,8 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from relax_core.api.batch import AttemptId
-from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.options import revealed
 from relax_core.cli.terminal import run_to_end
@@ -30,7 +28,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records
 from relax_plugin_workbench.sample_file import SampleFile
 from relax_plugin_workbench.sample_parquet import check_pyarrow, write_parquet
-from relax_plugin_workbench.single_role import ignore, single_role
+from relax_plugin_workbench.single_role import first_attempts, ignore, single_role
 from relax_plugin_workbench.try_run import played_facts
 
 CONFIG, SAMPLES, TABLE = "config.toml", "samples.jsonl", "samples.parquet"
@@ -133,8 +131,7 @@ async def _sample_groups(
 
 async def _sample_each(worker: RolloutWorker, size: int, left: Iterator[int], file: SampleFile) -> None:
     for number in left:
-        issue = Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size)))
-        group = await worker.make(issue, worker.engines.newest())
+        group = await worker.make(first_attempts(number, size), worker.engines.newest())
         scored = await worker.score([group])
         played = (sample for one in scored for _, sample, _ in one.samples)
         pairs = zip(records(scored), played, strict=True)

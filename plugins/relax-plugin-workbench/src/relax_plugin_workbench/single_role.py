@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.bus import BusSettings
+from relax_core.api.batch import AttemptId
+from relax_core.api.bus import BusSettings, Issue
+from relax_core.api.events import Logged
 from relax_core.api.options import revealed
 from relax_core.api.role import SystemClock
 from relax_core.api.weights import Version
@@ -62,6 +64,17 @@ async def single_role(role: str, launch: Launch, catalogue: Catalogue) -> AsyncI
     finally:
         await context.close()
         await bus.close()
+
+
+def first_attempts(group: int, size: int) -> Issue:
+    """Return the group of this number with the first attempts at its `size` samples."""
+    return Issue(group, tuple(AttemptId(group, sample, 0) for sample in range(size)))
+
+
+async def warnings(context: RoleContext) -> tuple[str, ...]:
+    """Return the warnings that the role has logged so far."""
+    events = [event for _, event in await context.run_status.events(0, 0.0)]
+    return tuple(event.message for event in events if isinstance(event, Logged) and event.level == "warning")
 
 
 async def ignore(*_: Any) -> None:

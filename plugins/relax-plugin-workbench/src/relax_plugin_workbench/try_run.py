@@ -15,13 +15,10 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from relax_core.api.batch import AttemptId
-from relax_core.api.bus import Issue
 from relax_core.api.checks import CheckFinding, FirstStepFacts
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import Logged
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
@@ -53,7 +50,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records, row_batch, sample_record
 from relax_core.sandboxes.pool import SandboxPool
 from relax_plugin_workbench.agreement import Agreement, Labelled, agreement
-from relax_plugin_workbench.single_role import ignore, single_role, try_launch
+from relax_plugin_workbench.single_role import first_attempts, ignore, single_role, try_launch, warnings
 
 
 async def try_tasks(
@@ -69,30 +66,29 @@ async def try_tasks(
         async with single_role("rollout", launch, catalogue) as context:
             worker = await RolloutWorker.open(context, ignore)
             size = context.config.rollout.group_size
-            issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
             try:
+                issues = [first_attempts(group, size) for group in range(num_tasks)]
                 groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
                 scored = records(await worker.score(groups))
                 golds = await worker.scorer.golds([group.task for group in groups])
                 facts = await worker.first_step_facts(groups)
                 earned = {task["group"]: task["answer"]["earned"] for task in facts["tasks"] if task["answer"]}
                 rows, _ = row_batch([sample for group in groups for sample in group.samples], context.plan.greedy)
-                told = {**facts, "rows": row_facts(rows)}
-                checks = first_step(FirstStepFacts(launch.config, {}, told), catalogue)
+                facts = {**facts, "rows": row_facts(rows)}
+                checks = first_step(FirstStepFacts(launch.config, {}, facts), catalogue)
                 played = [trajectory for group in groups for trajectory in group.trajectories]
                 shown = tuple(
                     {
-                        **one,
-                        "answer_reward": earned.get(one["group_id"]),
-                        "golds": shown_golds(golds[one["group_id"]]),
+                        **record,
+                        "answer_reward": earned.get(record["group_id"]),
+                        "golds": shown_golds(golds[record["group_id"]]),
                         "nodes": nodes(sample, worker.family),
                         **shown_tokens(sample, worker.family),
                         "info": dict(sample.info),
                     }
-                    for one, sample in zip(scored, played, strict=True)
+                    for record, sample in zip(scored, played, strict=True)
                 )
-                logged = [event for _, event in await context.run_status.events(0, 0.0) if isinstance(event, Logged)]
-                return shown, checks, tuple(event.message for event in logged if event.level == "warning")
+                return shown, checks, await warnings(context)
             finally:
                 await worker.close()
 
@@ -216,8 +212,9 @@ async def _scored(
         await sandboxes.start()
         groups = [[row] for row in rows]
         if scorer.judges_groups:
-            groups = [list(own) for _, own in groupby(rows, key=lambda row: row.task.id)]
-        scored = await scorer.score([(own[0].task, [row.sample for row in own]) for own in groups], counts=not label)
+            groups = [list(group) for _, group in groupby(rows, key=lambda row: row.task.id)]
+        judged = [(group[0].task, [row.sample for row in group]) for group in groups]
+        scored = await scorer.score(judged, counts=not label)
         golds = await scorer.golds([row.task for row in rows])
     finally:
         await scorer.stop()
@@ -231,7 +228,7 @@ async def _scored(
 
 def label_agreement(records: Sequence[Mapping[str, Any]]) -> Agreement:
     """Return how well the scores of `try_reward` agree with the labels of the rows."""
-    return agreement([Labelled(one["task_id"], one["label"], one["reward"], one.get("rewards", {})) for one in records])
+    return agreement([Labelled(row["task_id"], row["label"], row["reward"], row.get("rewards", {})) for row in records])
 
 
 class GivenSample(NamedTuple):

@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.observe.files import sync_to_disk, write_text
@@ -22,7 +24,6 @@ INCARNATION = ".incarnation"
 """Name of the note file; it holds the newest incarnation, so that this number survives the loss of the ledger."""
 BUSY_S = 5.0
 """Seconds to wait for another process to release the file."""
-MOUNTS = Path("/proc/self/mountinfo")
 LOCAL_FILE_SYSTEMS = frozenset((
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "rootfs",
     "overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs", "vfat", "exfat", "ntfs3", "fuseblk",
@@ -184,28 +185,19 @@ def _replace(ledger: Path, copy: Path) -> None:
     sync_to_disk(ledger.parent)
 
 
-def journal_mode(directory: Path, mounts: Path = MOUNTS) -> str:
+def journal_mode(directory: Path) -> str:
     """Return the journal mode for a database in this folder: WAL, or TRUNCATE on a network file system.
 
     A write-ahead log needs memory that all processes share, which a network file system does not provide.
     """
-    kind = file_system_type(directory, mounts)
+    kind = file_system_type(directory)
     return "WAL" if not kind or kind in LOCAL_FILE_SYSTEMS else "TRUNCATE"
 
 
-def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
+def file_system_type(path: Path) -> str:
     """Return the kernel's name for the type of a path's file system; empty if unknown."""
-    try:
-        lines = mounts.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
-    place, found, depth = path.resolve(), "", -1
-    for line in lines:
-        mount, separator, source = line.partition(" - ")
-        fields = mount.split()
-        if not separator or len(fields) < 5:
-            continue
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
-        if place.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
-            found, depth = source.split()[0], len(point.parts)
-    return found
+    place, mounts = path.resolve(), []
+    with suppress(OSError):
+        mounts = [mount for mount in psutil.disk_partitions(all=True) if place.is_relative_to(mount.mountpoint)]
+    mounts.sort(key=lambda mount: len(Path(mount.mountpoint).parts))
+    return mounts[-1].fstype if mounts else ""  # the last one, since a later mount hides an earlier one

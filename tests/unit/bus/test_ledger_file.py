@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -226,14 +227,14 @@ def test_a_note_of_incarnations_that_is_not_a_number_is_not_counted(run, content
 
 # -- the file system ----------------------------------------------------------------------------------------------------
 
-MOUNTS = """\
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
-30 22 0:40 / /data rw shared:9 - nfs4 server:/export rw
-31 30 8:2 / /data/local\\040disk rw - xfs /dev/sdb rw
-32 22 0:41 / /cloud rw master:2 propagate_from:1 - fuse.s3fs s3fs rw
-33 22 0:42 / /over rw - tmpfs tmpfs rw
-34 33 0:43 / /over rw - lustre mgs:/fs rw
-"""
+MOUNTS = [
+    SimpleNamespace(mountpoint=point, fstype=kind)
+    for point, kind in (
+        ("/", "ext4"), ("/data", "nfs4"), ("/data/local disk", "xfs"), ("/cloud", "fuse.s3fs"), ("/over", "tmpfs"),
+        ("/over", "lustre"),
+    )
+]  # fmt: skip
+"""Mounts in the order in which they were made."""
 
 
 @pytest.mark.parametrize(
@@ -247,10 +248,15 @@ MOUNTS = """\
         ("/over/a", "lustre", "TRUNCATE"),
     ],
 )
-def test_a_network_file_system_gets_a_rollback_journal(tmp_path, path, kind, mode):
-    (tmp_path / "mountinfo").write_text(MOUNTS)
-    assert file_system_type(Path(path), tmp_path / "mountinfo") == kind
-    assert journal_mode(Path(path), tmp_path / "mountinfo") == mode
+def test_a_network_file_system_gets_a_rollback_journal(monkeypatch, path, kind, mode):
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: MOUNTS)
+    assert file_system_type(Path(path)) == kind
+    assert journal_mode(Path(path)) == mode
+
+
+def test_a_machine_that_names_no_mounts_keeps_the_write_ahead_log(monkeypatch, tmp_path):
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: [])
+    assert file_system_type(tmp_path) == "" and journal_mode(tmp_path) == "WAL"
 
 
 def test_a_ledger_that_moves_to_a_network_file_system_leaves_its_wal_and_stays_durable(run, monkeypatch):

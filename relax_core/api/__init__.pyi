@@ -54,6 +54,7 @@ from .events import (
 )
 from .family import ModelFamily as ModelFamily, ROUTED_COLUMNS as ROUTED_COLUMNS, Rendered as Rendered, Routing as Routing
 from .hooks import hook as hook
+from .media import MediaPipeline as MediaPipeline
 from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
 )

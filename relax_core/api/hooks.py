@@ -76,6 +76,8 @@ def relax_checks() -> Iterable[Check]: """Return checks of runs."""  # type: ign
 def relax_autoscaler(policy: ScalingPolicy, limits: ScalingLimits, min_engines: int) -> Autoscaler:
     """Return a scaling policy within the limits of `[autoscale]`; `min_engines`: the oldest engines, which never leave."""
     raise NotImplementedError
+@hookspec(firstresult=True)
+def relax_media_pipeline() -> str: """Return the `MediaPipeline` of runs as `package.module:Class`."""  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def relax_external_workers(

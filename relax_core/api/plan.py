@@ -101,6 +101,8 @@ class Plan:
     """role -> columns that the role reads, for roles that train on the actor's rows later, such as a critic."""
     warm_up_steps: int = 0
     """Number of steps at the start in which the roles of `fit_columns` train and the actor does not."""
+    media_pipeline: str = ""
+    """Class of the media pipeline as `package.module:Class`; empty: the run has no media."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user about decisions that the planner made and the user did not configure."""
 

@@ -174,6 +174,8 @@ def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> 
         yield ConfigError("weights.proof", proof, f'engine {name} cannot score given tokens: use "auto"')
     if proof == "resident" and can.receipts == "wire":
         yield ConfigError("weights.proof", proof, f'engine {name} cannot check the weights in its memory: use "auto"')
+    if config.media:
+        yield from catalogue.lacking("relax_media_pipeline", "media", ", ".join(choice.name for choice in config.media))
     by_kind: dict[str, str] = {}
     for at, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium

@@ -126,6 +126,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     notes += placement_notes(config, users, groups, len(visible_gpus(os.environ)))
     planned = Plan(
         mode=config.placement.mode,
+        media_pipeline=str(catalogue.part("relax_media_pipeline")) if config.media else "",
         operations=operations,
         roles=roles,
         groups=groups,

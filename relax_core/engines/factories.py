@@ -24,7 +24,7 @@ from relax_core.api.role import Phase, Workers, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
-from relax_core.data.media_pipeline import media_store
+from relax_core.data.media import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool, SlotMaker

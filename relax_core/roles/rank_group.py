@@ -32,7 +32,7 @@ from relax_core.api.trainer import (
 )
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.config.run_config import RunContext
-from relax_core.data.media_pipeline import media_store
+from relax_core.data.media import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.observe.console import waiting_for
 from relax_core.registry.error_text import authored

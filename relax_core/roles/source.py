@@ -20,7 +20,7 @@ from relax_core.api.role import Role
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import Dataset, Example, HeldOut, open_held_out, open_training, row_batch
-from relax_core.data.media_pipeline import opened_media_pipeline
+from relax_core.data.media import opened_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.media.placeholders import MediaRefused
 from relax_core.observe.first_step import MOST_TASKS

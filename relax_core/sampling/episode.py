@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from relax_core.api.environment import Action, Environment, Observation, PromptRefused, Step
 from relax_core.api.errors import PoolFailed
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.media import MediaPipeline
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
@@ -28,9 +29,6 @@ from relax_core.registry.error_text import innermost, message_of
 from relax_core.registry.shapes import WrongShape, checked, returned_by, reward_number
 from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
-
-if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
-    from relax_core.data.media_pipeline import MediaPipeline
 
 T = TypeVar("T")
 StepResult = tuple[Step, tuple[Message, ...]]

@@ -22,7 +22,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.data.media_pipeline import make_media_pipeline
+from relax_core.data.media import make_media_pipeline
 from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams

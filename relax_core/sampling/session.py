@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relax_core.api.environment import Action, Observation, PromptRefused, Tool
 from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.media import MediaPipeline
 from relax_core.api.task import MediaKind, Message, without_halves
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.requests import (
@@ -38,9 +39,6 @@ from relax_core.media.placeholders import MediaRefused, MediaUnavailable, media_
 from relax_core.registry.error_text import innermost, message_of, said
 from relax_core.registry.shapes import WrongShape, checked, reward_number, shown
 from relax_core.rpc import messages as wire
-
-if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
-    from relax_core.data.media_pipeline import MediaPipeline
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises if an engine fails or refuses a request."""

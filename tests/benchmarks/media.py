@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+from relax_plugin_media.pipeline import ProcessedOncePipeline
 
 from relax_core.api import Chosen, Media, Message
 from relax_core.api.task import Part
-from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.media.source import read_source
 from relax_core.media.store import MediaStore, key_bytes
 from relax_core.rpc.isolated_pool import ProcessStarter
@@ -126,12 +126,12 @@ async def _through_pipeline(
     choice = SimpleNamespace(chosen=Chosen("modality-processor", kind), name=kind, timeout_s=60.0, memory_mb=4096, max_mb=256,
                              writable=(),
                              preview_kb=preview_kb)  # fmt: skip
-    pipeline = MediaPipeline(
+    pipeline = ProcessedOncePipeline(
         [choice],
+        Places(),
         ProcessStarter(workers),
         str(store),
         model,
-        Places(),
         limit_bytes=1 << 40,  # type: ignore[arg-type]
     )
     try:

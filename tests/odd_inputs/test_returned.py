@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from relax_plugin_media.host import MediaHost
 from relax_plugin_workbench.data_survey import DataFile, survey
 
 from relax_core import learn
@@ -47,7 +48,6 @@ from relax_core.api.component import Configurable
 from relax_core.api.errors import PluginError
 from relax_core.config.run_config import EnvironmentChoice, RewardChoice
 from relax_core.control.memory_check import estimated
-from relax_core.data.media_host import MediaHost
 from relax_core.data.tasks import TaskSet
 from relax_core.engine_kit.model_weights import received
 from relax_core.engines.engine_state import EngineState, EngineStatus

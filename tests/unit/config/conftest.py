@@ -67,13 +67,17 @@ def component(kind: str, model: type[Options] = Options, **attributes: Any) -> t
 
 
 class Parts:
-    """A plugin that makes the parts of runs that scale."""
+    """A plugin that makes every part of a run."""
 
     @hook
     def relax_autoscaler(self, policy: ScalingPolicy) -> None: ...
 
     @hook
     def relax_external_workers(self, address: str) -> None: ...
+
+    @hook
+    def relax_media_pipeline(self) -> str:
+        return "pipelines:Pipeline"
 
 
 def catalogue_of_tests() -> Catalogue:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from relax_plugin_media.host import MediaHost, Previews
 from relax_plugin_report.report import render
 from relax_plugin_report.transcript import transcript
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,7 +23,6 @@ from relax_core.api.task import Media, Message, Part, Task, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.cli.main import app
-from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.host import ScoredSample
 from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
@@ -144,8 +144,8 @@ def test_a_page_never_shows_bytes_as_another_kind():
 
 
 def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.data.media_host.FIRST_BYTES", 200)
-    monkeypatch.setattr("relax_core.data.media_host.NEWEST_BYTES", 300)
+    monkeypatch.setattr("relax_plugin_media.host.FIRST_BYTES", 200)
+    monkeypatch.setattr("relax_plugin_media.host.NEWEST_BYTES", 300)
     previews = Previews(tmp_path, "image")
     for number in range(10):
         previews.put(f"{number:032x}", bytes(100))

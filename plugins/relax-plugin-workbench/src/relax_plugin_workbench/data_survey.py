@@ -21,6 +21,7 @@ from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, PluginError, one_line
 from relax_core.api.family import ModelFamily
+from relax_core.api.media import MediaPipeline
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
@@ -31,7 +32,7 @@ from relax_core.config.run_config import MediaChoice, RewardChoice, RunConfig
 from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
-from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.data.media import media_pipeline
 from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, kept_apart, row_content
 from relax_core.data.task_files import source_access
 from relax_core.data.tasks import (
@@ -67,6 +68,8 @@ class Processors:
     model: dict[str, Any]
     family: ModelFamily
     access: SourceAccess
+    pipeline: str
+    """Class of the media pipeline; empty without processors."""
     plugin_files: Sequence[str] = ()
 
 
@@ -76,9 +79,10 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
     choices = [choice.model_copy(update={"preview_kb": preview_kb}) for choice in processors.choices]
     workers = LocalWorkers(processors.plugin_files)
     with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
-        pipeline = MediaPipeline(
-            choices, ProcessStarter(workers), directory, processors.model, processors.family, access=processors.access
-        )
+        pipeline = media_pipeline(
+            processors.pipeline, choices, processors.family, ProcessStarter(workers), directory, processors.model,
+            None, SystemClock(), processors.access,
+        )  # fmt: skip
         try:
             await pipeline.start()
             yield pipeline
@@ -266,6 +270,14 @@ class Survey:
             self.skipped += 1
 
 
+def _pipeline(choices: Sequence[MediaChoice], catalogue: Catalogue) -> str:
+    """Return the class that hosts the processors; empty without processors. Raises ConfigError if no plugin offers it."""
+    hook = "relax_media_pipeline"
+    for error in catalogue.lacking(hook, "media", ", ".join(choice.name for choice in choices)) if choices else ():
+        raise error
+    return str(catalogue.part(hook)) if choices else ""
+
+
 def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[DataFile]:
     """Open the file, or the training file and evaluation sets that a TOML file names.
 
@@ -277,7 +289,8 @@ def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[Dat
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
         choices = _default_choices(catalogue) if family else {}
         access = source_access(DataTable(train=file), [file])
-        read = Processors([*choices.values()], {"path": str(model)}, family, access) if family else None
+        pipeline = _pipeline([*choices.values()], catalogue)
+        read = Processors([*choices.values()], {"path": str(model)}, family, access, pipeline) if family else None
         settings = TaskSettings(media=[*choices], access=access)
         opened = _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
         judges = [RewardChoice(chosen=Chosen("reward", reward))] if reward else []
@@ -309,7 +322,8 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
             if form is Form.ROLLOUT
             else dataset_settings(config, catalogue.build, str(path))
         )
-        read = Processors(config.media, model, family, source_access(config.data, [path]), plugins)
+        access = source_access(config.data, [path])
+        read = Processors(config.media, model, family, access, _pipeline(config.media, catalogue), plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
         opened = _opened(str(path), columns or config.data.columns, source, family, settings, form, read)
         sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []

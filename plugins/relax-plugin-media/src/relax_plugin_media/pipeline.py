@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -23,9 +23,6 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.role import Clock, SystemClock
 from relax_core.api.task import Media, MediaKind, Message, Part
-from relax_core.config.run_config import RunContext
-from relax_core.data.media_host import check_key
-from relax_core.data.task_files import source_access
 from relax_core.media.access import SourceAccess
 from relax_core.media.placeholders import (
     MediaRefused,
@@ -43,10 +40,10 @@ from relax_core.rpc.isolated_pool import (
     ItemTimeout,
     PoolSettings,
     ProcessStarter,
-    replaced_events,
     untrusted,
 )
 from relax_core.rpc.waiting import start_all
+from relax_plugin_media.host import check_key
 
 REMEMBERED = 1 << 16
 """Number of sources whose results are cached."""
@@ -67,7 +64,7 @@ RESTORE_POLL_S = 0.25
 """Seconds between two checks for damaged files in the store."""
 
 
-class MediaPipeline:
+class ProcessedOncePipeline:
     """The modality processors of a run, one per kind of medium, and a cache of their results by source.
 
     Life cycle of a medium: `unknown -> processing -> stored | refused | unavailable`. A stored medium is `deleted`, and
@@ -83,8 +80,8 @@ class MediaPipeline:
     """
 
     def __init__(
-        self, choices: Sequence[Any], starter: ProcessStarter, directory: str, model: Mapping[str, Any],
-        family: ModelFamily, limit_bytes: int | None = None, clock: Clock | None = None,
+        self, choices: Sequence[Any], family: ModelFamily, starter: ProcessStarter, directory: str,
+        model: Mapping[str, Any], limit_bytes: int | None = None, clock: Clock | None = None,
         access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
         """Create the pipeline; `start` starts the processors.
@@ -337,7 +334,7 @@ class _Processor:
         self.pool = IsolatedPool(
             [f"media-{choice.name}"],
             untrusted(
-                choice.chosen, "relax_core.data.media_host:MediaHost", memory_mb=choice.memory_mb,
+                choice.chosen, "relax_plugin_media.host:MediaHost", memory_mb=choice.memory_mb,
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 writable=(directory, *map(str, choice.writable)),
             ),
@@ -476,34 +473,3 @@ def _name(media: Media) -> Hashable:
     if len(source) > LONG:  # data-URIs may be large, and many are cached
         source = hashlib.blake2b(source.encode(), digest_size=16).digest()
     return media.kind, source, media.view
-
-
-def media_store(context: RunContext) -> str:
-    """Return the directory of the run's processed media."""
-    return str(Path(context.run_dir).absolute() / "media")
-
-
-def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | None = None) -> MediaPipeline:
-    """Create the media pipeline of a run; `limit` is the store's size limit in bytes, None for no limit."""
-    run = context.config
-    return MediaPipeline(
-        run.media,
-        ProcessStarter(context.children, replaced_events(context.run_status)),
-        media_store(context),
-        run.model.model_dump(mode="json"),
-        family,
-        limit,
-        context.clock,
-        source_access(run.data, [run.data.train, *(table.path for table in run.eval.sets)]),
-    )
-
-
-@asynccontextmanager
-async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
-    """Run a media pipeline without a size limit, for rows of a dataset, during a `with` block."""
-    pipeline = make_media_pipeline(context, family)
-    try:
-        await pipeline.start()
-        yield pipeline
-    finally:
-        await pipeline.stop()

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from relax_plugin_media.pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, ProcessedOncePipeline
 
 from relax_core.api import Chosen, Media, Message, Rendered
 from relax_core.api.errors import DiskFull, InfrastructureError
 from relax_core.api.task import Part
-from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, MediaPipeline
 from relax_core.media.access import SourceAccess
 from relax_core.media.placeholders import MediaRefused
 from relax_core.media.store import MediaStore
@@ -103,7 +103,7 @@ async def pipeline(
     script: str = PROCESSOR,
     access: SourceAccess | None = None,
     **keys: Any,
-) -> AsyncIterator[tuple[MediaPipeline, Path]]:
+) -> AsyncIterator[tuple[ProcessedOncePipeline, Path]]:
     (tmp_path / "words.py").write_text(script)
     log = tmp_path / "log"
     log.touch()
@@ -112,12 +112,12 @@ async def pipeline(
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, "writable": (), **keys},
     )  # fmt: skip
-    made = MediaPipeline(
+    made = ProcessedOncePipeline(
         [choice],
+        Shown(),
         ProcessStarter(children),
         str(tmp_path / "media"),
         {},
-        Shown(),
         limit_bytes,
         clock or FastClock(),
         access,
@@ -171,7 +171,7 @@ async def test_a_changed_file_is_another_medium(tmp_path):
 
 
 async def test_a_broken_medium_is_refused_by_name_and_the_others_continue(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.data.media_pipeline.ATTEMPTS", 2)
+    monkeypatch.setattr("relax_plugin_media.pipeline.ATTEMPTS", 2)
     reasons = {
         "bad": "image data:,bad: a medium of bad bytes", "fault": "ZeroDivisionError", "exit": "broke the process",
         "hang": "longer than 60 s", "eat": "MemoryError|broke the process",

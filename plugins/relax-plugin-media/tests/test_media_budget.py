@@ -7,11 +7,12 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from relax_plugin_media.pipeline import MediaBudget
 
 from relax_core.api.modality import PlaceholderSpan, ProcessedMedia
-from relax_core.data.media_pipeline import MediaBudget
 from relax_core.media.store import MediaStore
-from tests.unit.media.test_media_pipeline import pipeline, rendered, said
+
+from .test_media_pipeline import pipeline, rendered, said
 
 KEYS = st.sampled_from([f"{number:032x}" for number in range(12)])
 
@@ -119,7 +120,7 @@ async def test_the_size_of_media_is_read_from_their_headers(tmp_path):
 
 
 async def test_the_memory_of_sources_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.data.media_pipeline.REMEMBERED", 3)
+    monkeypatch.setattr("relax_plugin_media.pipeline.REMEMBERED", 3)
     long = ["data:," + f"{number}" * 5000 for number in range(6)]
     async with pipeline(tmp_path, limit_bytes=1 << 30) as (made, log):
         for group, word in enumerate(long):

@@ -39,8 +39,8 @@ _fields: dict[type, tuple[str, ...]] = {}
 """For each registered type that is not in `_packed`: the attributes that are sent and passed to its constructor."""
 _packed: set[type] = set()
 """Registered types with `pack` and `unpack`."""
-_STAYING = frozenset({"Check", "Component", "Kind", "RunOpened", "Table"})
-"""Types of the API that hold classes or functions of their process, and are not registered."""
+_STAYING = frozenset({"Check", "Component", "Kind", "RunOpened", "Table", "WorkAtEnd"})
+"""Types of the API that hold classes, functions or events of their process, and are not registered."""
 T = TypeVar("T", bound=type)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, printable
-from relax_core.api.reward import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
+from relax_core.api.reward import LARGEST_REWARD, BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
@@ -287,6 +287,9 @@ _GOLDS, _SCORES = Sequence[GoldResult], Sequence[float | ScoredSample]
 
 def check_results(unit: Unit, results: Any) -> None:
     """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample or gold."""
+    if len(unit) == 1 and type(results) is tuple and [type(result) for result in results] == [float]:
+        if unit[0][1] is not None and abs(results[0]) <= LARGEST_REWARD:
+            return  # a plain score of one sample, as most results are
     checked(results, _GOLDS if unit[0][1] is None else _SCORES, "results")
     if len(results) != len(unit):
         raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")

@@ -26,6 +26,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.config.run_config import RewardChoice
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
+from relax_core.observe.process_log import bound_fields
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
 from relax_core.rewards.host import (
@@ -41,6 +42,7 @@ from relax_core.rewards.host import (
 from relax_core.rpc.isolated_pool import (
     Handler,
     IsolatedPool,
+    Item,
     ItemCrash,
     ItemTimeout,
     PoolSettings,
@@ -295,66 +297,67 @@ class RewardPool:
 
         Without `first`, failures do not count for the circuit breaker.
         """
-        answers, arrived = deque[asyncio.Future[Any]](), asyncio.Event()
-        waiting: dict[asyncio.Future[Any], tuple[list[tuple[int, int]], Unit]] = {}
+        answered, arrived, fields = deque[Item](), asyncio.Event(), bound_fields()
+        waiting: dict[Item, list[tuple[int, int]]] = {}
 
-        def submit(members: list[tuple[int, int]]) -> None:
-            unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
-            answer = self._pool.submit(unit, **_fields(members, unit))
-            waiting[answer] = members, unit
-            answer.add_done_callback(arrive)
-
-        def arrive(answer: asyncio.Future[Any]) -> None:
-            answers.append(answer)
+        def arrive(item: Item) -> None:
+            answered.append(item)
             arrived.set()
 
-        try:
+        def submit(units: Sequence[list[tuple[int, int]]]) -> None:
+            items = []
             for members in units:
-                submit(members)
+                at, place = members[0]
+                unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
+                own = {**fields, "task": unit[0][0].id, "sample": place}
+                if len(members) > 1:
+                    own = {**fields, "task": unit[0][0].id} if members[-1][0] == at else fields
+                items.append(Item(unit, arrive, own))
+            waiting.update(zip(items, units, strict=True))
+            self._pool.add(items)
+
+        try:
+            submit(units)
             while waiting:
-                while not answers:
+                while not answered:
                     arrived.clear()
                     await arrived.wait()
-                answer = answers.popleft()
-                members, unit = waiting.pop(answer)
-                results = self._results(answer, len(unit))
+                item = answered.popleft()
+                members, unit = waiting.pop(item), item.value
+                results = self._results(item, len(unit))
                 if self.facts.form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
                     middle = len(unit) // 2
-                    submit(members[:middle])
-                    submit(members[middle:])
+                    submit([members[:middle], members[middle:]])
                     continue
                 for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
-                    assert trajectory is not None, "golds are scored by `golds`"
-                    self._record(result, task, trajectory, None if first is None else first + at)
+                    if first is not None:
+                        self._count(_failed(result), task, trajectory, first + at)
                     found[at][place] = result
                     self.num_unanswered -= 1
         finally:
-            for answer in waiting:
-                if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # mark this error as retrieved: another error is raised
+            for item in waiting:
+                item.drop()
 
-    def _results(self, answer: asyncio.Future[Any], count: int) -> Sequence[Result]:
+    def _results(self, item: Item, count: int) -> Sequence[Result]:
         """Return the results of a unit of `count` samples. Raises the error that made the processes unusable."""
-        try:
-            results: Sequence[Result] = answer.result()
+        error, place = item.error, self.facts.place
+        if error is None:
+            results: Sequence[Result] = item.result
             return results
-        except ItemTimeout:
-            place = self.facts.place
-            error = f"did not answer within timeout_s = {self.table.timeout_s:g} ({place})"
-            return [ScoredSample(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=place)] * count
-        except ItemCrash as crash:
-            place = self.facts.place
-            error = f"its process ended twice on this sample ({place}): {crash}"
-            return [ScoredSample(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=place)] * count
+        if isinstance(error, ItemTimeout):
+            late = f"did not answer within timeout_s = {self.table.timeout_s:g} ({place})"
+            return [ScoredSample(outcome=Outcome.REWARD_TIMEOUT, error=late, kind="timeout", place=place)] * count
+        if isinstance(error, ItemCrash):
+            ended = f"its process ended twice on this sample ({place}): {error}"
+            return [ScoredSample(outcome=Outcome.REWARD_ERROR, error=ended, kind="process ended", place=place)] * count
+        raise error
 
-    def _record(self, result: Result, task: Task, trajectory: Trajectory, group: int | None) -> None:
-        """Count a result for the circuit breaker; fail the pool and raise its error if the breaker opens.
+    def _count(self, failed: ScoredSample | None, task: Task, trajectory: Trajectory, group: int) -> None:
+        """Count a sample of a group for the circuit breaker; fail the pool and raise its error if the breaker opens.
 
-        `group`: number of the sample's group; None: failures do not count.
+        `failed`: the failure of the reward, or None for a score.
         """
-        failed = _failed(result)
-        fault = None if failed is None else (failed.kind, failed.place)
-        seen = "" if group is None else self._breaker.record(fault, group)
+        seen = self._breaker.record(None if failed is None else (failed.kind, failed.place), group)
         if not seen or failed is None:
             return
         opened: Exception
@@ -367,13 +370,6 @@ class RewardPool:
             opened = CircuitOpen(name, failed, seen, sample)
         self._pool.fail(opened)
         raise opened
-
-
-def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:
-    """Return the fields of the log records of a unit: its task, and its sample if it has one."""
-    if len(members) == 1:
-        return {"task": unit[0][0].id, "sample": members[0][1]}
-    return {} if len({at for at, _ in members}) > 1 else {"task": unit[0][0].id}
 
 
 def _failed(result: Result) -> ScoredSample | None:

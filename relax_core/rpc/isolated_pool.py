@@ -144,6 +144,35 @@ class SessionLost(Exception):
         self.suspect = suspect
 
 
+@dataclass(slots=True, eq=False)
+class Item:
+    """An item of a pool: `waiting -> running -> answered`, or dropped.
+
+    Invariant: an answered or dropped item never changes, and `answered` is called at most once.
+    """
+
+    value: Any
+    answered: Callable[[Item], None]
+    """Called when `result` or `error` is set."""
+    fields: Mapping[str, Any]
+    """Fields of the item's log records."""
+    crashes: int = 0
+    """Number of processes that ended while they ran only this item."""
+    settled: bool = False
+    error: Exception | None = None
+    """ItemTimeout, ItemCrash or the error that the item raised; None for a result."""
+    result: Any = None
+
+    def settle(self, error: Exception | None, result: Any = None) -> None:
+        if not self.settled:
+            self.settled, self.error, self.result = True, error, result
+            self.answered(self)
+
+    def drop(self) -> None:
+        """Run the item no more if it is not running yet, and ignore its answer."""
+        self.settled = True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings:
     """The rules of one `IsolatedPool`."""
@@ -198,8 +227,10 @@ class IsolatedPool:
         num_spare = max(len(names), MIN_SPARE) if names else 0
         self._spare = [process(f"{self._name}-alone-{number}") for number in range(num_spare)]
         self._spare_places = asyncio.Semaphore(len(self._spare))
-        self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
-        self._unanswered: set[asyncio.Future[Any]] = set()
+        self._waiting: deque[Item] = deque()
+        self._arrived = asyncio.Event()
+        """Set when items wait."""
+        self._unanswered: set[Item] = set()
         self._serving: list[asyncio.Task[None]] = []
         self._sessions = 0
         self._failed: Exception | None = None
@@ -209,17 +240,30 @@ class IsolatedPool:
         await start_all(*(process.ready() for process in self._processes))
         self._serving = [asyncio.create_task(self._serve(process)) for process in self._processes]
 
-    def submit(self, item: Any, **fields: Any) -> asyncio.Future[Any]:
-        """Run an item in any process. The future raises the item's error, ItemTimeout or ItemCrash.
+    def submit(self, value: Any) -> asyncio.Future[Any]:
+        """Run an item in any process. The future raises the item's error, ItemTimeout or ItemCrash."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        `fields` are added to the log records of the item.
-        """
+        def answered(item: Item) -> None:
+            if done.done():  # the caller was cancelled
+                return
+            if item.error is not None:
+                done.set_exception(item.error)
+            else:
+                done.set_result(item.result)
+
+        item = Item(value, answered, bound_fields())
+        done.add_done_callback(lambda _: item.drop())
+        self.add([item])
+        return done
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Run items in any process. Raises the error of `fail`."""
         if self._failed is not None:
             raise self._failed
-        done = asyncio.get_running_loop().create_future()
-        self._unanswered.add(done)
-        self._waiting.put_nowait(_Item(item, done, {**bound_fields(), **fields}))
-        return done
+        self._unanswered.update(items)
+        self._waiting += items
+        self._arrived.set()
 
     @asynccontextmanager
     async def session(self, alone: bool = False) -> AsyncIterator[IsolatedSession]:
@@ -240,9 +284,8 @@ class IsolatedPool:
     def fail(self, error: Exception) -> None:
         """Raise this error for all unanswered and later items."""
         self._failed = error
-        for done in tuple(self._unanswered):
-            if not done.done():
-                done.set_exception(error)
+        for item in tuple(self._unanswered):
+            item.settle(error)
 
     async def stop(self, error: Exception | None = None) -> None:
         self.fail(error or RelaxError(f"{self._name} was stopped"))
@@ -257,18 +300,21 @@ class IsolatedPool:
         """Send batches of waiting items to one process; each batch is this process's share of the queue."""
         async with asyncio.TaskGroup() as batches:
             while True:
-                batch = [await self._waiting.get()]
+                while not self._waiting:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                batch = [self._waiting.popleft()]
                 await process.places.acquire()
-                share = min(self._settings.max_batch - 1, -(-self._waiting.qsize() // len(self._processes)))
-                batch += [self._waiting.get_nowait() for _ in range(share)]
+                share = min(self._settings.max_batch - 1, -(-len(self._waiting) // len(self._processes)))
+                batch += [self._waiting.popleft() for _ in range(share)]
                 batches.create_task(self._run(process, batch))
 
-    async def _run(self, process: IsolatedProcess, items: list[_Item]) -> None:
+    async def _run(self, process: IsolatedProcess, items: list[Item]) -> None:
         """Run a batch until every item is answered. If the process breaks, unanswered items run again one at a time.
 
         If a process can't be started, its error is raised for every item.
         """
-        left = [item for item in items if not item.done.done()]
+        left = [item for item in items if not item.settled]
         try:
             try:
                 left = await self._round(process, left, alone=process.width == 1 and len(left) == 1)
@@ -282,9 +328,9 @@ class IsolatedPool:
             for item in items:
                 item.settle(charged(error, self._who))
         finally:
-            self._unanswered.difference_update([item.done for item in items])
+            self._unanswered.difference_update(items)
 
-    async def _round(self, process: IsolatedProcess, items: list[_Item], alone: bool) -> list[_Item]:
+    async def _round(self, process: IsolatedProcess, items: list[Item], alone: bool) -> list[Item]:
         """Send items to the process once; return the items without an answer."""
         if not items:
             return []
@@ -315,9 +361,9 @@ class IsolatedPool:
                     first.settle(ItemTimeout())
                 elif first.crashes >= self._settings.tries:
                     first.settle(ItemCrash(str(error)))
-        return [item for item in left.values() if not item.done.done()]
+        return [item for item in left.values() if not item.settled]
 
-    def _checked(self, part: Any, left: Mapping[int, _Item]) -> Results:
+    def _checked(self, part: Any, left: Mapping[int, Item]) -> Results:
         """Return results that a process sent for the items in `left`. Raises WrongShape."""
         checked(part, tuple[Sequence[tuple[int, str, Any]], bool], "results")
         numbers = [number for number, _, _ in part[0]]
@@ -353,23 +399,6 @@ def charged(error: Exception, who: str, of_item: bool = False) -> Exception:
     ):
         return error
     return PluginError(who, said(error))
-
-
-@dataclass(slots=True, eq=False)
-class _Item:
-    value: Any
-    done: asyncio.Future[Any]
-    fields: Mapping[str, Any]
-    """Fields of the item's log records."""
-    crashes: int = 0
-
-    def settle(self, error: Exception | None, value: Any = None) -> None:
-        if self.done.done():
-            return
-        if error is not None:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(value)
 
 
 class IsolatedProcess:

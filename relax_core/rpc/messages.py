@@ -200,9 +200,9 @@ def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
     if kinds <= _FLAT:
         return list(values)
     if kinds.isdisjoint((list, dict)):
-        keys = list(map(id, values))
-        distinct = dict(zip(keys, values, strict=True))
-        if 2 * len(distinct) <= len(values):
+        if 2 * len(set(map(id, values))) <= len(values):
+            keys = list(map(id, values))
+            distinct = dict(zip(keys, values, strict=True))
             numbers = {key: number for number, key in enumerate(distinct)}
             shared = [_column(list(distinct.values()), large), list(map(numbers.__getitem__, keys))]
             return msgpack.ExtType(_SHARED, encode(shared, large))

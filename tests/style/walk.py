@@ -2,9 +2,9 @@
 """Follow one sample, one publish and one override through the code, and count the functions and files that each passes.
 
 Two steps of the quickstart run under a profile hook, first on the inline runner, then on the local runner with a hook in
-each of its processes. A function lies on the way of a sample if one of its arguments or its result is a class that carries
-a sample; `forms.py` derives these classes from the annotations of the contracts. Functions that see only encoded bytes are
-not counted. `house.py` prints the table.
+each of its processes. A function lies on the way of a sample if it is called after the first issue of a group, and one of
+its arguments or its result is a class that carries a sample. `forms.py` derives these classes from the annotations of the
+contracts. Functions that see only encoded bytes are not counted. `house.py` prints the table.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from tests.style.walk import follow_process
 follow_process({folder!r})
 """
 """The `sitecustomize` of the local runner's processes."""
+FIRST_ISSUE = "first-issue"
+"""A file that exists from the first issue of a group on. The walk of a sample begins there: gold answers and the trainer's
+trial rows pass the same functions before."""
 FIRST = 3
 """Number of items of a collection that are looked at."""
 
@@ -65,9 +68,11 @@ class Walk:
 class Follower:
     """The functions of the core and the plugins that were passed, each with the time of its first call."""
 
-    def __init__(self, carries: Callable[[Any], bool], note: Callable[[str, int], None] | None = None) -> None:
-        """`note` is called with each function when it is passed for the first time."""
-        self._carries, self._note = carries, note
+    def __init__(
+        self, carries: Callable[[Any], bool], note: Callable[[str, int], None] | None = None, begins: Path | None = None
+    ) -> None:
+        """`note` is called with each function when it is passed for the first time; `begins`: a file, as in `FIRST_ISSUE`."""
+        self._carries, self._note, self._begins = carries, note, begins
         self.passed: dict[str, int] = {}
         self._done: set[CodeType] = set()
 
@@ -86,7 +91,9 @@ class Follower:
                 met = any(self._carries(frame.f_locals.get(name)) for name in names)
         except Exception:  # an object that cannot be looked at yet carries nothing
             return
-        if met:
+        if met and self._begins is not None and self._begins.exists():
+            self._begins = None
+        if met and self._begins is None:
             self._done.add(code)
             name, now = f"{file}:{code.co_qualname}", time.monotonic_ns()
             self.passed.setdefault(name, now)
@@ -136,7 +143,14 @@ def follow_process(folder: str) -> None:
         return write
 
     forms = json.loads(Path(folder, "forms.json").read_text(encoding="utf-8"))
-    watch(*(Follower(is_form(frozenset(found)), note(walk)) for walk, found in forms.items()))
+    watch(
+        *(Follower(is_form(frozenset(found)), note(walk), begins(walk, Path(folder))) for walk, found in forms.items())
+    )
+
+
+def begins(walk: str, folder: Path) -> Path | None:
+    """Return the file that begins a walk; None: the walk begins with the run."""
+    return folder / FIRST_ISSUE if walk == "sample" else None
 
 
 def layers() -> list[str]:
@@ -204,10 +218,14 @@ def walk_run(folder: Path, runner: str) -> dict[str, tuple[dict[str, int], dict[
     (hook / "sitecustomize.py").write_text(HOOK.format(root=str(ROOT), folder=str(walked)))
     (walked / "forms.json").write_text(json.dumps({walk: sorted(every) for walk, (_, every) in forms.items()}))
     prepared = prepare(["quickstart"], [*OVERRIDES, f"run.runner={runner}"], run_dir=folder / f"run-{runner}")
-    followers = {walk: tuple(Follower(is_form(found)) for found in both) for walk, both in forms.items()}
+    issued = Follower(is_form({"Issue"}), lambda name, now: (walked / FIRST_ISSUE).touch())
+    followers = {
+        walk: tuple(Follower(is_form(found), begins=begins(walk, walked)) for found in both)
+        for walk, both in forms.items()
+    }
     os.environ["PYTHONPATH"] = os.pathsep.join([str(hook), before]) if before else str(hook)
     try:
-        with profiled(*(follower for both in followers.values() for follower in both)):
+        with profiled(issued, *(follower for both in followers.values() for follower in both)):
             run(prepared, obey=lambda _: nullcontext())
     finally:
         os.environ["PYTHONPATH"] = before

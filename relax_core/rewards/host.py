@@ -287,10 +287,11 @@ _GOLDS, _SCORES = Sequence[GoldResult], Sequence[float | ScoredSample]
 
 def check_results(unit: Unit, results: Any) -> None:
     """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample or gold."""
-    if len(unit) == 1 and type(results) is tuple and [type(result) for result in results] == [float]:
-        if unit[0][1] is not None and abs(results[0]) <= LARGEST_REWARD:
-            return  # a plain score of one sample, as most results are
-    checked(results, _GOLDS if unit[0][1] is None else _SCORES, "results")
+    scored = unit[0][1] is not None
+    plain = scored and type(results) is tuple and len(results) == len(unit) == 1 and type(results[0]) is float
+    if plain and abs(results[0]) <= LARGEST_REWARD:  # as most results are
+        return
+    checked(results, _SCORES if scored else _GOLDS, "results")
     if len(results) != len(unit):
         raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")
     for result in results:

@@ -139,13 +139,21 @@ class Sample:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
-    def charged(self, refuses: bool = False) -> _Charged:
+    @contextmanager
+    def charged(self, refuses: bool = False) -> Iterator[None]:
         """Charge the sample for an error of the body, which renders messages or parses a turn: raise SessionEnded.
 
         So text of the policy or environment, and its rendering by a template or family, can end only this sample. With
         `refuses`, raise PromptRefused, which leaves the decision to the environment.
         """
-        return _Charged(self, refuses)
+        try:
+            yield
+        except (SessionEnded, PromptRefused):
+            raise
+        except Exception as error:
+            if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
+                raise
+            raise PromptRefused(_fault(error)) if refuses else self.unreadable(error) from error
 
     def unreadable(self, error: Exception) -> SessionEnded:
         """End the sample because its messages can't be rendered or its turn can't be parsed."""
@@ -232,23 +240,6 @@ class Sample:
             tuple(self.step_turns), tuple(self.states), tuple(self.contexts) if any(self.contexts) else (),
             {"queue": self.queued_s, "generate": self.generate_s, "environment": self.environment_s},
         )  # fmt: skip
-
-
-class _Charged:
-    """The context manager of `Sample.charged`. A class costs less than a generator, and a step enters thousands."""
-
-    __slots__ = ("_refuses", "_sample")
-
-    def __init__(self, sample: Sample, refuses: bool) -> None:
-        self._sample, self._refuses = sample, refuses
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, SessionEnded | PromptRefused):
-            if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
-                return
-            raise PromptRefused(_fault(error)) if self._refuses else self._sample.unreadable(error) from error
 
 
 def _fault(error: Exception) -> str:
@@ -644,23 +635,22 @@ def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int
     """Return the key of a state, a signed 64-bit hash.
 
     The hash is of the environment's `name` for the state, else of the messages `shown` since the policy's last turn,
-    else of all `tokens`. Equal messages are the same state even after different tokens.
+    else of all `tokens`. Equal messages are the same state even after different tokens. A medium counts by its reference.
     """
     if name:
         return _digest("name", name)
-    if shown:
-        return _digest("shown", *(text for message in shown for text in _texts(message)))
-    return _digest("tokens", array("q", tokens).tobytes())
-
-
-def _texts(message: Message) -> tuple[str, ...]:
-    """Return the texts that distinguish a message; a medium counts by its reference."""
-    content = message.content
-    parts = [("", content)] if isinstance(content, str) else [
-        (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
-    ]  # fmt: skip
-    extra = [text for key, value in message.extra.items() if key != "tool_call_id" for text in (key, str(value))]
-    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts), *extra)
+    if not shown:
+        return _digest("tokens", array("q", tokens).tobytes())
+    texts: list[str] = []
+    for message in shown:
+        content = message.content
+        parts = [("", content)] if isinstance(content, str) else [
+            (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
+        ]  # fmt: skip
+        texts += (message.role, message.name, str(len(parts)), *chain.from_iterable(parts))
+        for key, value in message.extra.items():
+            texts += () if key == "tool_call_id" else (key, str(value))
+    return _digest("shown", *texts)
 
 
 def _digest(*texts: str | bytes) -> int:

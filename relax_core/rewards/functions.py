@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import field_validator
 
@@ -65,7 +65,7 @@ class FunctionReward(Reward[FunctionOptions]):
         """Import the function and return the reward that calls it. Raises ConfigError."""
         return reward_of(load_function("rewards.function", str(self.options.function)))
 
-    def score(self, task: Task, trajectory: Trajectory) -> Any:
+    def score(self, task: Task, trajectory: Trajectory) -> NoReturn:
         raise NotImplementedError("the host of a reward calls `adapted`")
 
 
@@ -76,7 +76,7 @@ class _PerSample(Reward):
         super().__init__()
         self.score = function  # type: ignore[method-assign]
 
-    def score(self, task: Task, trajectory: Trajectory) -> Any:
+    def score(self, task: Task, trajectory: Trajectory) -> NoReturn:
         raise NotImplementedError
 
 
@@ -89,8 +89,8 @@ class _PerBatch(BatchReward):
         every = any(one.kind is one.VAR_KEYWORD for one in parameters)
         names = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
 
-        def arguments(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-            given = dict(_columns(tasks))
+        def arguments(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[str, object]:
+            given: dict[str, object] = {**_columns(tasks)}
             given["prompts"] = [_prompt(task) for task in tasks]
             given[BATCH_PARAMETER] = list(map(_completion, tasks, trajectories))
             return given if every else {name: value for name, value in given.items() if name in names}
@@ -98,12 +98,12 @@ class _PerBatch(BatchReward):
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)
-            async def score_batch(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> Any:
+            async def score_batch(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> object:
                 return await function(**arguments(tasks, trajectories))
         else:
 
             @wraps(function)
-            def score_batch(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> Any:
+            def score_batch(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> object:
                 return function(**arguments(tasks, trajectories))
 
         self.score_batch = score_batch  # type: ignore[method-assign]
@@ -121,7 +121,7 @@ def reward_of(function: Callable[..., Any]) -> Reward[Any] | BatchReward[Any]:
     return _PerBatch(function) if batch else _PerSample(function)
 
 
-def _columns(tasks: Sequence[Task]) -> dict[str, list[Any]]:
+def _columns(tasks: Sequence[Task]) -> dict[str, list[object]]:
     """Return the columns of the tasks by name; None for a task without the column."""
     names = dict.fromkeys(name for task in tasks for name in task.metadata)
     if any(task.answer is not None for task in tasks):
@@ -129,16 +129,16 @@ def _columns(tasks: Sequence[Task]) -> dict[str, list[Any]]:
     return {name: [task.column(name) for task in tasks] for name in names}
 
 
-def _prompt(task: Task) -> Any:
+def _prompt(task: Task) -> str | list[dict[str, object]]:
     return task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
 
 
-def _completion(task: Task, trajectory: Trajectory) -> Any:
+def _completion(task: Task, trajectory: Trajectory) -> str | list[dict[str, object]]:
     """Return the response to a text prompt as text, and to a chat as the messages that follow the prompt."""
     if isinstance(task.prompt, str):
         return trajectory.response
     return [_message(message) for message in trajectory.messages[len(task.prompt) :]]
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, object]:
     return {"role": message.role, "content": message.text}

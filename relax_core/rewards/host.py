@@ -104,7 +104,7 @@ TOLERANCE = 1e-9
 """Rounding of scores that are weighted sums."""
 
 
-def pack_units(units: Sequence[Unit]) -> Any:
+def pack_units(units: Sequence[Unit]) -> object:
     """Pack units to send: each task once, each unit as indices of tasks, all trajectories in order, without routed experts."""
     numbers: dict[int, int] = {}
     tasks: list[Task] = []
@@ -170,7 +170,7 @@ class RewardHost(IsolatedHost):
         left = iter(trajectories)
         return [[(tasks[number], next(left)) for number in unit] for unit in units]
 
-    def handle(self, item: Unit) -> Any:
+    def handle(self, item: Unit) -> object:
         task, first = item[0]
         if first is None:
             return self._scored_gold(task)

@@ -153,7 +153,7 @@ class RewardScorer:
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
 
-    def unanswered(self) -> dict[str, Any]:
+    def unanswered(self) -> dict[str, object]:
         """Return the number of unanswered samples of each reward, and the seconds since the oldest open call."""
         unanswered = {reward.name: reward.num_unanswered for reward in self._rewards if reward.num_unanswered}
         if not unanswered or not self._started_at:
@@ -397,7 +397,7 @@ class CircuitOpen(PluginError):
 
 def failing_sample(
     component: Mapping[str, str], task: Task, trajectory: Trajectory, result: ScoredSample
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a JSON document of one sample: the task's row, the policy's response, and the failure.
 
     `component`: kind and name of the component that failed, such as {"reward": "exact"}.

@@ -14,7 +14,7 @@ COMPARED = 4
 """Number of rows whose log-probs are compared in step 1."""
 
 
-def row_facts(rows: RowBatch) -> dict[str, Any]:
+def row_facts(rows: RowBatch) -> dict[str, object]:
     """Describe which tokens of the rows are trained. A turn is a sequence of sampled tokens; without sampling, of trained.
 
     Keys: `samples`, `trained` (tokens), `turns` with a trained token, `ends` ((token, turns that end with it, turns that
@@ -68,7 +68,7 @@ def compared_rows(rows: RowBatch) -> list[int]:
     return sorted(sorted(able, key=lambda index: (int(mask.lengths[index]), index))[:COMPARED])
 
 
-def log_prob_facts(rows: RowBatch, log_probs: Ragged) -> dict[str, Any]:
+def log_prob_facts(rows: RowBatch, log_probs: Ragged) -> dict[str, object]:
     """Compare the trainer's `log_probs` [tokens] of `compared_rows` with those of engine and, if known, reference.
 
     Keys: `worst`, the trained tokens with the largest differences of engine and trainer: (group, sample, place in the

@@ -203,7 +203,7 @@ class RankGroup:
     async def onload(self, parts: Sequence[OffloadPart]) -> None:
         await self._move("onload", parts)
 
-    async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
+    async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[int]:
         """Call `offload` or `onload` on every rank. Return [] for a lost group; its next call raises."""
         able = [part for part in self._offloads if part in parts]
         try:

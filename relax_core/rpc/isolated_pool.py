@@ -588,13 +588,13 @@ class IsolatedSession:
 def _answering(handlers: Mapping[str, Handler]) -> Call:
     """Return a function that answers the calls of a process with its handlers."""
 
-    async def work(method: str, args: Sequence[Any]) -> Any:
+    async def work(method: str, args: Sequence[Any]) -> object:
         if method not in handlers:
             raise ConfigError("call to the parent", repr(method), f"call one of {', '.join(handlers)}")
         answer = handlers[method](*args)
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def answer(method: str, args: Sequence[Any]) -> Any:
+    async def answer(method: str, args: Sequence[Any]) -> object:
         working = asyncio.ensure_future(work(method, args))  # a task of its own, which the run may cancel
         try:
             return await working

@@ -15,9 +15,12 @@ from enum import Enum
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PROTOCOL = 7
 LARGE_BYTES = 1 << 14
@@ -137,7 +140,7 @@ class _Encoder:
         packer = msgpack.Packer(default=self._encode, strict_types=True, use_bin_type=True, buf_size=1 << 12)
         self.pack: Callable[[Any], bytes] = packer.pack
 
-    def _encode(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> object:
         """Turn a value that msgpack does not support into one that it supports."""
         cls, large = type(value), self.large
         if cls is tuple:  # the most frequent type
@@ -166,7 +169,7 @@ _idle: list[_Encoder] = []
 """Encoders that are free to use. Each message within a message needs its own encoder, and so does each thread."""
 
 
-def _field(value: Any, large: list[Any] | None) -> Any:
+def _field(value: Any, large: list[Any] | None) -> object:
     """Encode the value of a field where msgpack alone would lose the difference between list and tuple."""
     kind = type(value)
     if kind is tuple:  # as a list, which msgpack encodes without a call of `_encode`
@@ -184,7 +187,7 @@ def _alike(values: Sequence[Any]) -> bool:
     return len(values) > 1 and type(values[0]) in _fields and len(set(map(type, values))) == 1
 
 
-def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
+def _table(values: Sequence[Any], large: list[Any] | None) -> msgpack.ExtType:
     """Encode many values of one type as one list per field, which saves a message within the message for each value."""
     cls = type(values[0])
     names = _fields[cls]
@@ -194,7 +197,7 @@ def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
     return msgpack.ExtType(_TABLE, encode([_names[cls], plain], large))
 
 
-def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
+def _column(values: Sequence[Any], large: list[Any] | None) -> object:
     """Encode one field of many values: all parts of one type at once, and an object that many values share once."""
     kinds = set(map(type, values))
     if kinds <= _FLAT:
@@ -219,7 +222,7 @@ def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
     return [_field(each, large) for each in values]
 
 
-def _encode_array(large: list[Any] | None, value: Any) -> Any:
+def _encode_array(large: list[Any] | None, value: Any) -> object:
     import numpy as np
 
     if isinstance(value, np.generic):
@@ -238,7 +241,7 @@ def _encode_array(large: list[Any] | None, value: Any) -> Any:
     return msgpack.ExtType(_LARGE, encode((array.dtype.str, list(array.shape), len(large) - 1)))
 
 
-def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
+def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> object:
     if code in (_ARRAY, _LARGE, _OBJECTS):
         return _decode_array(large, depth, code, data)
     if code == _EXACT:
@@ -269,7 +272,7 @@ def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
     return cls(*values) if code == _TYPE else tuple(map(cls, *values))
 
 
-def _decode_array(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
+def _decode_array(large: Sequence[Any], depth: int, code: int, data: bytes) -> np.ndarray:
     import numpy as np
 
     if code == _OBJECTS:

@@ -287,7 +287,7 @@ class EnvironmentPool:
         handlers |= self._sandboxes.handlers(limits, self._waiting)
         return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
 
-    async def _request(self, number: int, request: SessionRequest) -> Any:
+    async def _request(self, number: int, request: SessionRequest) -> object:
         """Perform a request of an instance in a process; return None if its sample has ended."""
         sample = self._driven.get(number)
         return None if sample is None else await sample.apply(request)

@@ -65,7 +65,7 @@ class SampleFailures:
             self._newest[fault] = error
         return self._breaker.record(fault, group, in_play)
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         """Describe the failures among the newest samples, for `relax why` and `relax status`; empty without any."""
         found = self._breaker.failing()
         kinds = [

@@ -36,7 +36,7 @@ def stops(family: ModelFamily) -> list[tuple[int, str]]:
     return [(token, family.decode((token,), skip_special=False)) for token in family.stop_tokens]
 
 
-def tokenizer_facts(family: ModelFamily) -> dict[str, Any]:
+def tokenizer_facts(family: ModelFamily) -> dict[str, object]:
     """Describe how the tokenizer fits the model's configuration.
 
     Keys: `tokens`, the tokenizer's size; `foreign`, the number of tokens that the model lacks; `misread_ends`, the
@@ -48,7 +48,7 @@ def tokenizer_facts(family: ModelFamily) -> dict[str, Any]:
 
 def task_facts(
     task: Task, tools: Sequence[Tool], family: ModelFamily, own: ModelFamily | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Describe how the prompt of a task is rendered, without its media. `tools`: the tools that the prompt shows.
 
     `own`: the family of the model folder's tokenizer if the run uses another one, else None. Keys: `task`; `prompt_faults`, the
@@ -92,7 +92,7 @@ def _other_ids(text: str, family: ModelFamily, own: ModelFamily) -> str:
     return f"token {at} is {used[at]} for {shown!r} instead of {known[at]}"
 
 
-def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> dict[str, Any]:
+def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> dict[str, object]:
     """Render the text after a turn of the policy; return {} if the template refuses so short a chat."""
     stop = family.stop_tokens
     cut = next((token for token in family.encode(PROBE) if token not in stop), None)
@@ -123,7 +123,7 @@ def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> d
 
 async def answer_facts(
     scorer: RewardScorer, groups: Sequence[tuple[Task, Sequence[Trajectory], Sequence[ScoredSample]]]
-) -> list[dict[str, Any] | None]:
+) -> list[dict[str, object] | None]:
     """Compare the reward of each task's own answer with its best sample; None for a task that can't be compared.
 
     `earned`: the best reward of the answer as it is written, and of the responses that rewards make of it; `text`: the

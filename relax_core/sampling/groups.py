@@ -158,7 +158,7 @@ class InflightGroup:
         self.num_ended += 1
 
 
-def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
+def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, object]]:
     """Describe the oldest groups for `relax why`: age in seconds, size, unfinished samples, and what these wait for."""
     shown = []
     for group in sorted(groups, key=lambda one: (one.since, one.issue.group))[:SHOWN]:

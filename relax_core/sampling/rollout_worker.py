@@ -234,7 +234,7 @@ class RolloutWorker:
                             self.samples(task, prompt, seeds, self._samplings(range(size)), launched, number)
                         )
 
-    def scheduling(self) -> dict[str, Any]:
+    def scheduling(self) -> dict[str, object]:
         """Describe the samples in play, the bound that holds back more groups, and the engines' queue, for the status."""
         groups = self.inflight.values()
         return {

@@ -191,7 +191,7 @@ def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tu
 # -- records and metrics for people ------------------------------------------------------------------------------------
 
 
-def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> dict[str, Any]:
+def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> dict[str, object]:
     """Describe one sample as JSON data: its prompt, response and reward, with the keys of its media."""
     prompt = () if isinstance(task.prompt, str) else task.prompt
     keys: Sequence[str] = [key for node in trajectory.forest for key in node.media]
@@ -268,10 +268,17 @@ def completion_values(trajectories: Sequence[Trajectory]) -> dict[str, tuple[flo
     lengths: list[int] = []
     repeated: list[float] = []
     for trajectory in trajectories:
-        turns = [node.tokens for node in trajectory.forest if node.sampled]
-        lengths.append(sum([len(turn) for turn in turns]))
-        if long := [turn for turn in turns if len(turn) >= NGRAM]:
-            repeated.append(sum(map(repeated_ngrams, long)) / sum([len(turn) - NGRAM + 1 for turn in long]))
+        length = found = total = 0
+        for node in trajectory.forest:
+            if node.sampled:
+                count = len(node.tokens)
+                length += count
+                if count >= NGRAM:
+                    found += repeated_ngrams(node.tokens)
+                    total += count - NGRAM + 1
+        lengths.append(length)
+        if total:
+            repeated.append(found / total)
     outcomes = [trajectory.outcome for trajectory in trajectories]
     return {
         "length": tuple(lengths),
@@ -293,7 +300,7 @@ def repeated_ngrams(tokens: Sequence[int]) -> int:
     return count - len(np.unique(keys))
 
 
-def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, object]]:
     """Describe messages as JSON data, with the store keys of their media; inline media bytes are left out."""
     left = iter(keys)
     described: list[dict[str, Any]] = []

@@ -90,9 +90,19 @@ class _PerBatch(BatchReward):
         names = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
 
         def arguments(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[str, object]:
-            given: dict[str, object] = {**_columns(tasks)}
-            given["prompts"] = [_prompt(task) for task in tasks]
-            given[BATCH_PARAMETER] = list(map(_completion, tasks, trajectories))
+            columns = dict.fromkeys(name for task in tasks for name in task.metadata)
+            if any(task.answer is not None for task in tasks):
+                columns["answer"] = None
+            given: dict[str, object] = {name: [task.column(name) for task in tasks] for name in columns}
+            given["prompts"] = [
+                task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
+                for task in tasks
+            ]
+            given[BATCH_PARAMETER] = [
+                trajectory.response if isinstance(task.prompt, str)
+                else [_message(message) for message in trajectory.messages[len(task.prompt) :]]
+                for task, trajectory in zip(tasks, trajectories, strict=True)
+            ]  # fmt: skip
             return given if every else {name: value for name, value in given.items() if name in names}
 
         if inspect.iscoroutinefunction(function):
@@ -119,25 +129,6 @@ def reward_of(function: Callable[..., Any]) -> Reward[Any] | BatchReward[Any]:
     except (TypeError, ValueError):  # a function written in C has no signature
         batch = False
     return _PerBatch(function) if batch else _PerSample(function)
-
-
-def _columns(tasks: Sequence[Task]) -> dict[str, list[object]]:
-    """Return the columns of the tasks by name; None for a task without the column."""
-    names = dict.fromkeys(name for task in tasks for name in task.metadata)
-    if any(task.answer is not None for task in tasks):
-        names["answer"] = None
-    return {name: [task.column(name) for task in tasks] for name in names}
-
-
-def _prompt(task: Task) -> str | list[dict[str, object]]:
-    return task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
-
-
-def _completion(task: Task, trajectory: Trajectory) -> str | list[dict[str, object]]:
-    """Return the response to a text prompt as text, and to a chat as the messages that follow the prompt."""
-    if isinstance(task.prompt, str):
-        return trajectory.response
-    return [_message(message) for message in trajectory.messages[len(task.prompt) :]]
 
 
 def _message(message: Message) -> dict[str, object]:

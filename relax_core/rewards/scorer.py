@@ -325,13 +325,20 @@ class RewardPool:
                 item = answered.popleft()
                 members, unit = waiting.pop(item), item.value
                 results = self._results(item, len(unit))
-                if self.facts.form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
+                failures = [_failed(result) for result in results]
+                spoilt = [
+                    failed for failed in failures
+                    if failed is not None and failed.kind[:7] != "invalid" and failed.outcome not in ENGINE_OUTCOMES
+                ]  # fmt: skip
+                if self.facts.form == "batch" and len(unit) > 1 and spoilt:  # one sample may have failed all of them
                     middle = len(unit) // 2
                     submit([members[:middle], members[middle:]])
                     continue
-                for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
+                for (at, place), (task, trajectory), result, failed in zip(
+                    members, unit, results, failures, strict=True
+                ):
                     if first is not None:
-                        self._count(_failed(result), task, trajectory, first + at)
+                        self._count(failed, task, trajectory, first + at)
                     found[at][place] = result
                     self.num_unanswered -= 1
         finally:
@@ -352,7 +359,7 @@ class RewardPool:
             return [ScoredSample(outcome=Outcome.REWARD_ERROR, error=ended, kind="process ended", place=place)] * count
         raise error
 
-    def _count(self, failed: ScoredSample | None, task: Task, trajectory: Trajectory, group: int) -> None:
+    def _count(self, failed: ScoredSample | None, task: Task, trajectory: Trajectory | None, group: int) -> None:
         """Count a sample of a group for the circuit breaker; fail the pool and raise its error if the breaker opens.
 
         `failed`: the failure of the reward, or None for a score.
@@ -365,6 +372,7 @@ class RewardPool:
             where = seen.removeprefix("alike ")
             opened = InfrastructureError(f"reward {self.name} got no answer {where}: {failed.error}")
         else:
+            assert trajectory is not None, "golds are scored by `golds`"
             name = self.table.name  # the name for `relax try`
             sample = failing_sample({"reward": name}, task, trajectory, failed)
             opened = CircuitOpen(name, failed, seen, sample)
@@ -375,12 +383,6 @@ class RewardPool:
 def _failed(result: Result) -> ScoredSample | None:
     """Return the result of a reward that failed; None for a score."""
     return result if isinstance(result, ScoredSample) and not result.outcome.judged else None
-
-
-def _spoils(result: Result) -> bool:
-    """Return True if a single sample may have failed a batch; a failed engine pool would fail both halves too."""
-    failed = _failed(result)
-    return failed is not None and failed.kind[:7] != "invalid" and failed.outcome not in ENGINE_OUTCOMES
 
 
 class CircuitOpen(PluginError):

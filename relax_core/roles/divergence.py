@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from relax_core.config.guard_tables import Guard, GuardAction, GuardsTable
@@ -112,7 +112,12 @@ class DivergenceGuards:
             if not self._rollbacks.spend():
                 limit = self._rollbacks.limit
                 spent = f"; guards.rollbacks allows {limit}, and all are used" if limit else "; guards.rollbacks is 0"
-                findings = [_stopping(one, spent) if one.action == "roll-back" else one for one in findings]
+                findings = [
+                    replace(finding, action="stop", reason=finding.reason + spent)
+                    if finding.action == "roll-back"
+                    else finding
+                    for finding in findings
+                ]
         return findings
 
     def rewind(self, step: int) -> None:
@@ -162,10 +167,3 @@ def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:
             (middle + sign * distance, f"since the median of the {len(before)} steps before was {middle:.4g}")
         )
     return min(bounds, key=lambda bound: sign * bound[0], default=(sign * math.inf, ""))
-
-
-def _stopping(finding: GuardFinding, spent: str) -> GuardFinding:
-    return GuardFinding(
-        finding.guard, "stop", finding.metric, finding.value, finding.bound, finding.since, finding.step,
-        finding.reason + spent,
-    )  # fmt: skip

@@ -323,7 +323,9 @@ class Rollout(Role):
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
                 if known is not None and newest[0].version.incarnation != known.incarnation:
-                    await self._forget_abandoned()
+                    await self._audit()  # cancel the groups that the bus has ended, before their requests move
+                    done = self._worker.evaluation.done  # of removed steps, to be evaluated again with new weights
+                    done.difference_update([version for version in [*done] if await context.bus.abandoned(version)])
                 served = asyncio.Event()
                 wave = asyncio.create_task(self._spread(*newest, served))
                 self._waves.add(wave)
@@ -359,15 +361,6 @@ class Rollout(Role):
         except NotImplementedError:
             said = f"engine {engine} can't record profiles, so only the actor is profiled"
             await context.run_status.emit(Logged("warning", self.name, said, {"step": number}))
-
-    async def _forget_abandoned(self) -> None:
-        """After a rollback, cancel the groups that the bus has ended, before their requests move to another engine.
-
-        Let the steps that the rollback has removed be evaluated again with their new weights.
-        """
-        await self._audit()
-        done = self._worker.evaluation.done
-        done.difference_update([version for version in list(done) if await self._context.bus.abandoned(version)])
 
     async def _spread(self, manifest: Manifest, transport: Chosen, served: asyncio.Event) -> None:
         """Update all engines to a version; set `served` when the first engine serves it."""

@@ -304,18 +304,12 @@ def _register_all() -> None:
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():
-            own = isinstance(value, type) and value.__module__ == module.__name__
-            if own and value.__name__ not in _STAYING and _travels(value):
+            if not isinstance(value, type) or value.__module__ != module.__name__ or value.__name__ in _STAYING:
+                continue
+            plain_tuple = issubclass(value, tuple) and (hasattr(value, "_fields") or hasattr(value, "unpack"))
+            if plain_tuple or dataclasses.is_dataclass(value) or issubclass(value, Enum):
                 register(value)
     register(importlib.import_module("relax_core.api.algorithm").Source)  # the rest of that module holds tensors
-
-
-def _travels(cls: type) -> bool:
-    return (
-        dataclasses.is_dataclass(cls)
-        or issubclass(cls, Enum)
-        or (issubclass(cls, tuple) and (hasattr(cls, "_fields") or hasattr(cls, "unpack")))
-    )
 
 
 _pending.append(_register_all)

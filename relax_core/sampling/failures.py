@@ -52,7 +52,7 @@ class SampleFailures:
         for group in groups:
             issue = (group.issue.group, group.issue.retry)
             for trajectory, scored in zip(group.trajectories, group.scores, strict=True) if not group.unfit else ():
-                component = self._component(group.task, scored)
+                component = "" if scored.outcome.judged else self._component(group.task, scored)
                 if seen := self.count(scored.outcome, component, scored.error, issue, in_play):
                     named = dict([component.partition(" ")[::2]])
                     keep_sample(self._run, self._run_dir, failing_sample(named, group.task, trajectory, scored))

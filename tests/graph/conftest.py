@@ -9,14 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from tests.graph.forked_relax import RelaxProcess, fork_relax
 from tests.shared_folder import shared_folder
 
 if TYPE_CHECKING:
@@ -129,14 +131,35 @@ def relax_in(directory: Path) -> Iterator[Relax]:
     """Run `relax` in this directory; everything that it started must be gone when it ends."""
 
     def call(*arguments: str | Path, timeout_s: float = RUN_S, **env: str) -> Ran:
-        done = subprocess.run(
-            command(*arguments), cwd=directory, env=environment(**env), capture_output=True, text=True,
-            timeout=timeout_s, check=False,
-        )  # fmt: skip
-        return Ran(done.returncode, done.stdout, done.stderr)
+        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            process = start_relax(arguments, directory, env, out, err)
+            try:
+                process.wait(timeout_s)
+            finally:
+                process.kill()
+                code = process.wait()
+            out.seek(0)
+            err.seek(0)
+            return Ran(code, out.read(), err.read())
 
     yield call
     assert survivors(directory) == []
+
+
+def start_relax(
+    arguments: Sequence[str | Path], directory: Path, env: Mapping[str, str], out: IO[str], err: IO[str]
+) -> RelaxProcess | subprocess.Popen[str]:
+    """Start `relax` in a session of its own.
+
+    Tests fork the process. Start an interpreter for benchmarks, for more environment variables, which modules may read at
+    import, and on a machine with GPUs, since CUDA does not survive a fork.
+    """
+    if env or "PYTEST_VERSION" not in os.environ or Path("/dev/nvidiactl").exists():
+        return subprocess.Popen(
+            command(*arguments), cwd=directory, env=environment(**env), stdout=out, stderr=err, start_new_session=True,
+            text=True,
+        )  # fmt: skip
+    return fork_relax([*map(str, arguments)], directory, environment(), out.fileno(), err.fileno())
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tests.graph.conftest import command, environment
+from tests.graph.conftest import start_relax
 
 T = TypeVar("T")
 WAIT_S = 400.0
@@ -41,10 +40,7 @@ class Running:
         run.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = run.parent / f"{run.name}.out", run.parent / f"{run.name}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                command(*arguments), cwd=run.parent, env=environment(**env), stdout=out, stderr=err,
-                start_new_session=True,
-            )  # fmt: skip
+            self.process = start_relax(arguments, run.parent, env, out, err)
 
     @property
     def out(self) -> str:

@@ -17,7 +17,7 @@ from relax_contrib.recipes.guess_number.build import hint
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.one_process("engines")]  # its fork server loads torch once
 SHORT = ("steps=2", "rollout.groups_per_step=2", "rollout.group_size=8", "eval.every=0")
 TRAINED = 2 * 2 * 8
 ASK = """

@@ -13,6 +13,8 @@ from relax_plugin_workbench import try_run
 from relax_core.testing.scripted_client import ScriptedClient
 from tests.graph.conftest import Relax
 
+pytestmark = pytest.mark.one_process("engines")  # whose fork server loads torch once
+
 
 def test_the_graph_is_drawn_in_every_form(relax_here: Relax, tiny: Path) -> None:
     arguments = ("graph", tiny / "recipe.toml", "algorithm.kl_coef=0.1")

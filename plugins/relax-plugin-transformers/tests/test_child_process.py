@@ -15,6 +15,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import CONTEXT, DISK, PROMPT, tensors_of, tiny_qwen3
 
+pytestmark = pytest.mark.one_process("engines")  # whose fork server loads torch once
 CHOSEN = Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"})
 SPEC = WorkerSpec("engine-0", CHOSEN, preload=TransformersEngine.preload)
 

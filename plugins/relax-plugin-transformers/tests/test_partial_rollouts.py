@@ -22,6 +22,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import CONTEXT, DISK, PROMPTS, agrees, tensors_of, tiny_qwen3
 
+pytestmark = pytest.mark.one_process("engines")  # whose fork server loads torch once
 ENGINE = Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"})
 MORE = 20
 """Number of tokens of each request after the disturbance; without a disturbance, requests would fill the context."""

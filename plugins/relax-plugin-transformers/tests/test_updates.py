@@ -33,6 +33,7 @@ from relax_core.testing.engine_fixture import (
 )
 from relax_core.weights.registry import WeightRegistry
 
+pytestmark = pytest.mark.one_process("engines")  # whose fork server loads torch once
 DISK = Chosen("weight-transport", "disk")
 
 

@@ -12,6 +12,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
 from relax_core.config.run_config import to_toml
 
+pytestmark = pytest.mark.one_process("engines")  # whose fork server loads torch once
 TWICE = "rollout.group_size=4"
 ABSENT = "engine=not-there"
 

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+import reasoning_gym  # noqa: F401 (the suites' processes are forked with the slow modules that this process has)
+
 from relax_core.api import Task
 from relax_core.testing.reward import RewardSuite
 from relax_core.testing.task_source import ROWS, TaskSourceSuite
 
+pytestmark = pytest.mark.one_process("exercises")
 SUM = Task(
     "sum",
     "What is 26 + 130?",
@@ -24,6 +28,7 @@ SUM = Task(
 
 class TestReasoningGymSource(TaskSourceSuite):
     component = "reasoning-gym"
+    slow_modules = ("numpy", "sympy", "reasoning_gym")
 
     @classmethod
     def store(cls, rows: tuple[Mapping[str, Any], ...], directory: Path) -> str:
@@ -41,5 +46,6 @@ class TestReasoningGymSource(TaskSourceSuite):
 
 class TestReasoningGymReward(RewardSuite):
     component = "reasoning-gym"
+    slow_modules = ("numpy", "sympy", "reasoning_gym")
     samples = ((SUM, "156"), (SUM, "It is <answer>156</answer>"), (SUM, "<answer>156 or 7</answer>"))
     best = 1

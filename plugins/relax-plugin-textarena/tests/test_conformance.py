@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
+import pytest
+import textarena  # noqa: F401 (the suites' processes are forked with the slow modules that this process has)
+
 from relax_core.api import Task
 from relax_core.testing.environment import EnvironmentSuite
 
+pytestmark = pytest.mark.one_process("exercises")
 
-class TestTextArena(EnvironmentSuite):
+
+class Suite(EnvironmentSuite):
+    slow_modules = ("numpy", "textarena")
+
+
+class TestTextArena(Suite):
     component = "textarena"
     tasks = (
         Task("one", "Win the game."),
@@ -18,7 +27,7 @@ class TestTextArena(EnvironmentSuite):
     turns = ("[0]", "[1]", "[check]", "[up]", "nothing", "[8]", "[left]", "[bet]", "[4]") * 2
 
 
-class TestReplies(EnvironmentSuite):
+class TestReplies(Suite):
     component = "textarena"
     options = {
         "id": "IteratedPrisonersDilemma-v0", "opponent": "replies", "replies": ["Let us agree.", "[Cooperate]"],
@@ -28,7 +37,7 @@ class TestReplies(EnvironmentSuite):
     turns = ("</think> Yes.", "<think>[Cooperate]</think>[Defect]", "Yes.", "</think>[Defect]", "</think>[Defect]")
 
 
-class TestTeam(EnvironmentSuite):
+class TestTeam(Suite):
     component = "textarena-team"
     options = {
         "id": "Taboo-v0-animals", "opponent": "replies", "replies": ["a thing", "[cow]"], "max_turns": 12,

@@ -19,7 +19,7 @@ from .control_api.operations import (
     expected as expected,
 )
 from .control_api.run_control import RunControl as RunControl
-from .engines.scaling import PoolScaling as PoolScaling, ScaleRequest as ScaleRequest
+from .engines.scaling import PoolScaling as PoolScaling
 from .observe.epoch import WriterLock as WriterLock
 from .observe.event_log import EVENTS as EVENTS, recorded_event as recorded_event
 from .observe.files import (

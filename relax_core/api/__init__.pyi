@@ -69,10 +69,14 @@ from .reward import (
     Unreadable as Unreadable,
 )
 from .role import (
-    Clock as Clock, Command as Command, Context as Context, DeviceLease as DeviceLease, DeviceLeases as DeviceLeases,
+    Clock as Clock, Context as Context, DeviceLease as DeviceLease, DeviceLeases as DeviceLeases,
     Heartbeat as Heartbeat, Offloadable as Offloadable, Role as Role, RunStatus as RunStatus,
     SystemClock as SystemClock, Wait as Wait, WeightService as WeightService, Worker as Worker,
     WorkerSpec as WorkerSpec, Workers as Workers,
+)
+from .run_commands import (
+    COMMANDS as COMMANDS, Command as Command, Continue as Continue, Evaluate as Evaluate, Pause as Pause,
+    Profile as Profile, SaveCheckpoint as SaveCheckpoint, ScaleRequest as ScaleRequest, Stop as Stop,
 )
 from .sandbox import (
     Box as Box, OpenBox as OpenBox, ProgramEnd as ProgramEnd, ProgramResult as ProgramResult, Sandbox as Sandbox,

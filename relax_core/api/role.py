@@ -21,6 +21,7 @@ from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen, Configurable, ContractT, OptionsT
 from relax_core.api.events import Event, Span, SpanKind
 from relax_core.api.plan import OffloadPart, Operation, Plan
+from relax_core.api.run_commands import Command, ScaleRequest
 from relax_core.api.weights import Manifest, Receipt, Version
 
 if TYPE_CHECKING:
@@ -172,7 +173,6 @@ class Workers(Protocol):
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
-CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate", "profile", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +208,6 @@ class Heartbeat:
     """Spans of the role and its devices since the last heartbeat, complete up to `sent`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that a person or the controller sends to one role."""
-
-    number: int
-    name: CommandName
-    argument: str = ""
-
-
 class RunStatus(Protocol):
     """The status of a run: roles send heartbeats and events to it, and take commands from it."""
 
@@ -236,10 +227,11 @@ class RunStatus(Protocol):
     async def recorded(self, wait_s: float) -> bool:
         """Wait until the run's controller, if any, has recorded every event so far; return False after `wait_s`."""
 
-    async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
+    async def command(self, role: str, command: Command) -> None:
+        """Send a command to a role."""
 
-    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
-        """Return the commands for a role after number `after`; wait up to `wait_s` for the first."""
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[tuple[int, Command], ...]:
+        """Return the numbered commands for a role after number `after`; wait up to `wait_s` for the first."""
 
 
 class Clock(Protocol):
@@ -430,8 +422,8 @@ class Context(Protocol[ConfigT_co]):
     def take_evaluation_request(self) -> bool:
         """Return True if an evaluation was requested; return True only once for each request."""
 
-    def take_scale_requests(self) -> tuple[str, ...]:
-        """Return the requests to scale engine pools since the last call, each as JSON data of `ScaleRequest`."""
+    def take_scale_requests(self) -> tuple[ScaleRequest, ...]:
+        """Return the requests to scale engine pools since the last call."""
 
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from relax_core.api.run_commands import Stop
 from relax_core.cli.detached import start_detached
 from relax_core.cli.graph import dry_run as check_only
 from relax_core.cli.terminal import (
@@ -409,7 +410,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
             if not _wants_to_stop(view.name, interrupted):
                 say(f"relax: detached; the run continues. Watch it again with: relax attach {view.name}", err=True)
                 raise typer.Exit(INTERRUPTED) from None
-            view.request("stop")
+            view.send(Stop())
         finally:
             display.close()
     if not state.ended:

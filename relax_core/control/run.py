@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -35,19 +33,18 @@ from relax_core.api.events import (
     WorkAtEnd,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
+from relax_core.api.run_commands import Command, Evaluate, Pause, Profile, SaveCheckpoint, ScaleRequest, Stop
 from relax_core.api.scaling import Autoscaler, ScalingPolicy
 from relax_core.control.preflight import first_step
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaler import role_of
-from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.console import say_stopping, waiting_for
 from relax_core.observe.event_log import CONTROLLER
 from relax_core.observe.first_step import add_facts, fault_lines
 from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
-from relax_core.observe.run_directory import Request
 from relax_core.roles.checkpoint import discard_partial
 from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import Launch, Runner
@@ -60,13 +57,10 @@ HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary contains; a resumed run starts to count from zero."""
 STATELESS_GRACE_S = 8.0
 """Seconds that stateless roles get to stop; roles with state get `[checkpoint] grace_s`."""
-ROLE_REQUESTS: Mapping[Request, frozenset[str] | None] = {
-    "checkpoint": None,
-    "pause": frozenset({"actor"}),
-    "continue": None,
-    "evaluate": frozenset({"actor", "rollout"}),
-}
-"""Requests that the controller passes to roles, with the names of these roles; None: all roles with state."""
+RECEIVERS: Mapping[type[Command], frozenset[str]] = {
+    Pause: frozenset({"actor"}), Evaluate: frozenset({"actor", "rollout"}), Profile: frozenset({"actor", "rollout"}),
+}  # fmt: skip
+"""Roles that get a command; every other command goes to all roles with state, and a request to scale to its pool's."""
 Receive = Callable[[signal.Signals], bool]
 """A function that obeys a signal, and returns False if the run has not obeyed the same signal before."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -190,7 +184,9 @@ class RunController:
         self._prepared, self._runner, self._display = prepared, runner, display
         self._clock = clock or SystemClock()
         self._stop_reason = ""
-        self._preempted, self._asked = False, ""
+        self._preempted = False
+        self._commands: list[Command] = []
+        """Commands that the roles have not got yet."""
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
@@ -218,18 +214,21 @@ class RunController:
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint after the current step; call it from the event loop."""
-        self._asked = "checkpoint"
+        self._commands.append(SaveCheckpoint())
 
     async def run(self) -> dict[str, Any]:
         """Run every stage, obeying stop requests, and return the run's summary. Raises the error that ended the run."""
-        async with attended(self._obey_stop_requests()):
+        async with attended(self._take_commands()):
             return await self._run_stages()
 
-    async def _obey_stop_requests(self) -> None:
-        """Stop the run when a request file appears in the run directory, even before the first role starts."""
+    async def _take_commands(self) -> None:
+        """Take commands from the run directory; obey a stop at once, even before the first role starts."""
         while True:
-            if self._prepared.directory.take_request("stop"):
-                self.stop("requested")
+            for command in self._prepared.directory.take_commands():
+                if isinstance(command, Stop):
+                    self.stop("requested")
+                else:
+                    self._commands.append(command)
             await self._clock.sleep(WATCH_S)
 
     async def _run_stages(self) -> dict[str, Any]:
@@ -397,24 +396,18 @@ class RunController:
                         recorder.write(event)
                     if isinstance(event, ScalingProposed) and event.target is not None:
                         key = f"autoscale-{uuid.uuid4().hex}"
-                        wanted = asdict(ScaleRequest(key, event.pool, event.target, keep_partial=True))
-                        await self._runner.run_status.command("rollout", "scale", json.dumps(wanted))
-                for request, receivers in ROLE_REQUESTS.items():
-                    asked = self._asked == request
-                    if self._prepared.directory.take_request(request) or asked:
-                        self._asked = "" if asked else self._asked
-                        for role in stateful if receivers is None else self._running & receivers:
-                            await self._runner.run_status.command(role, request)
-                if steps := self._prepared.directory.take_profile_request():
-                    for role in ("actor", "rollout"):
-                        await self._runner.run_status.command(role, "profile", str(steps))
-                for scale in self._prepared.directory.take_scale_requests():
-                    role = role_of(stage.config, str(scale.get("pool", "rollout")))
-                    await self._runner.run_status.command(role, "scale", json.dumps(scale))
+                        self._commands.append(ScaleRequest(key, event.pool, event.target, keep_partial=True))
+                commands, self._commands = self._commands, []
+                for command in commands:
+                    receivers = self._running & RECEIVERS.get(type(command), stateful)
+                    if isinstance(command, ScaleRequest):
+                        receivers = {role_of(stage.config, command.pool)}
+                    for role in receivers:
+                        await self._runner.run_status.command(role, command)
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:
-                    await self._runner.run_status.command(role, "stop", self._stop_reason)
+                    await self._runner.run_status.command(role, Stop())
             if stop_sent_at is not None:
                 grace_s = table.preemption_grace_s if self._preempted else table.grace_s
                 if self._clock.now() - stop_sent_at > (grace_s if stateful & self._running else STATELESS_GRACE_S):

@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.run_commands import Stop
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.files import disk_errors, read_document
 from relax_core.observe.run_directory import RunDirectory
@@ -137,7 +138,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             reached = step
             budget.refill()
         reason = f"the run's process (pid {driver}) {death}"
-        if directory.take_request("stop"):
+        if any(isinstance(command, Stop) for command in directory.take_commands()):
             _log(directory, "warning", f"{reason}, and is not restarted, because a stop was requested")
             return InfrastructureError.exit_code
         if not budget.spend():

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.engines import scaling
-from relax_core.engines.scaling import GOOD, PoolScaling, ScaleRequest
+from relax_core.engines.scaling import GOOD, PoolScaling
 from relax_core.views.answers import try_draining, try_scaling
 
 PlainAction = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]

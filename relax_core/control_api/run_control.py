@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.run_commands import COMMANDS, Profile, ScaleRequest
 from relax_core.api.trainer import Trainer
 from relax_core.control.stages import resumable_step
 from relax_core.control_api.operations import Action, Book, ControlOperation, Facts, Refused
@@ -91,12 +92,12 @@ class RunControl:
     def _send(self, operation: ControlOperation) -> None:
         if operation.action == "scale":
             for pool in operation.pools:
-                self.view.request_scale({"key": operation.key, **operation.fields, "pool": pool})
+                self.view.send(ScaleRequest(operation.key, **{**operation.fields, "pool": pool}))
         elif operation.action == "profile":
             done = self._profiles.now() - operation.profiles
-            self.view.request_profile(max(operation.fields["steps"] - done, 1))
+            self.view.send(Profile(max(operation.fields["steps"] - done, 1)))
         else:
-            self.view.request(operation.action)
+            self.view.send(COMMANDS[operation.action](**operation.fields))
 
 
 def check_profiles(view: RunView) -> None:

@@ -7,7 +7,6 @@ The state is a file of the run directory, so that an operation is finished or ro
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools
 from relax_core.engines.pool import EnginePool
-from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, ScaleRequest, Step, fixed_size
+from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, Step, fixed_size
 from relax_core.observe.files import read_document, write_document
-from relax_core.registry.shapes import WrongShape, checked
 
 POLICY = "rollout"
 """Name of the pool of the policy's engines; every other pool has the name of its table in `[[engines]]`."""
@@ -134,24 +133,19 @@ class Scaler:
         return scaling
 
     async def _requests(self) -> list[ScaleRequest]:
-        """Return the requests that have arrived. A request that is not valid is left out with a warning."""
-        found = []
-        for text in self._context.take_scale_requests():
-            try:
-                request = ScaleRequest(**json.loads(text))
-                checked(request, ScaleRequest, "request")
-                if request.ending:
-                    for ending in self._ending.values():
-                        ending.add(request.ending)
-                    continue
-                if request.pool not in self._pools:
-                    raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
-            except (TypeError, ValueError, WrongShape) as error:
-                said = f"a request to scale was ignored: {error}"
-                await self._context.run_status.emit(Logged("warning", self._role, said))
+        """Return the requests that have arrived. A request for an unknown pool is left out with a warning."""
+        requests = []
+        for request in self._context.take_scale_requests():
+            if request.ending:
+                for ending in self._ending.values():
+                    ending.add(request.ending)
+            elif request.pool in self._pools:
+                requests.append(request)
             else:
-                found.append(request)
-        return found
+                why = f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}"
+                ignored = Logged("warning", self._role, f"a request to scale was ignored: {why}")
+                await self._context.run_status.emit(ignored)
+        return requests
 
     def _ask(self, request: ScaleRequest) -> list[Action]:
         scaling = self._machine(request.pool)

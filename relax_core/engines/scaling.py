@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.run_commands import ScaleRequest
 
 if TYPE_CHECKING:
     from relax_core.api.plan import Plan
@@ -59,29 +60,6 @@ class Leave(NamedTuple):
 
 
 Action: TypeAlias = Join | CancelJoin | Leave
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleRequest:
-    """A request to change the number of a pool's engines, or to cancel such a change."""
-
-    key: str
-    """The caller's idempotency key, new for each change."""
-    pool: str = "rollout"
-    target: int | None = None
-    """Number of engines that the pool is to have; None if `engine`, `node`, `address` or `cancel` is given."""
-    engine: str = ""
-    """Engine that is to leave."""
-    address: str = ""
-    """Address, `HOST:PORT`, of an engine that was started elsewhere and is to join."""
-    cancel: str = ""
-    """Operation to cancel."""
-    node: str = ""
-    """Address of a machine: all engines of the pool there are to leave, except protected ones."""
-    ending: str = ""
-    """Address of a machine that is about to end: its engines are to leave every pool of the role, also a busy one, later."""
-    keep_partial: bool = False
-    """True: if an engine can't join, the engines that did join stay. False: they leave again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,20 @@ the directory, and the package `views` reads it. Every JSON document and line ha
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
+from relax_core.api.run_commands import COMMANDS, Command
 from relax_core.observe.epoch import WriterLock
 from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import (
@@ -41,6 +44,7 @@ from relax_core.observe.records import (
 )
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.status import status_document
+from relax_core.registry.shapes import WrongShape, checked
 
 LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
@@ -49,12 +53,10 @@ RESERVE_BYTES = 64 * 1024
 EVALUATIONS = "evaluations.jsonl"
 OF_THE_END = ("summary.json", "report.html", "reward.png")
 """Files that describe a finished run. The next start of the run deletes these files, and its end writes new ones."""
-SCALE_REQUESTS = ".scale-requests"
-"""Folder with a file for each open request to scale an engine pool."""
-PROFILE_REQUEST = ".profile-request"
-"""File with the number of steps of the open request for profiles."""
-Request = Literal["checkpoint", "continue", "evaluate", "pause", "stop"]
-"""Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
+SENT = ".commands"
+"""Folder with a file for each command that the run's process has not taken yet."""
+COMMAND_NAMES: Mapping[type[Command], str] = {kind: name for name, kind in COMMANDS.items()}
+logger = logging.getLogger(__name__)
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
@@ -108,7 +110,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
-        """Open an existing run for writing, and remove the records of its end and its open requests.
+        """Open an existing run for writing, and remove the records of its end and its open commands.
 
         Raises ConfigError while another process writes the run.
         """
@@ -119,10 +121,7 @@ class RunDirectory:
             run.write("status", status_document((), time.monotonic(), time.time(), starting))
             for name in OF_THE_END:
                 (run.path / name).unlink(missing_ok=True)
-            for request in get_args(Request):
-                run.take_request(request)
-            run.take_scale_requests()
-            run.take_profile_request()
+            run.take_commands()
         return run
 
     @classmethod
@@ -265,57 +264,28 @@ class RunDirectory:
         write_bytes(folder / "samples.jsonl.zst", frame(lines))
         return folder
 
-    def request(self, request: Request) -> None:
-        """Send a request to the run's process from any process that can write the directory, on any machine."""
-        with disk_errors(self.path):
-            self._request_file(request).touch()
-
-    def take_request(self, request: Request) -> bool:
-        """Return True if the request is open, and close it."""
-        try:
-            self._request_file(request).unlink()
-        except OSError:  # no such request, or the file system is temporarily unreachable
-            return False
-        return True
-
-    def request_scale(self, request: Mapping[str, Any]) -> None:
-        """Ask the run's process to scale an engine pool; `request` has the fields of `ScaleRequest`."""
-        folder = self.path / SCALE_REQUESTS
+    def send(self, command: Command) -> None:
+        """Send a command to the run's process from any process that can write the directory, on any machine."""
+        folder = self.path / SENT
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
-        write_document(folder / f"{time.time_ns()}-{os.getpid()}.json", "relax.scale-request/1", request)
+        document = {"command": COMMAND_NAMES[type(command)], **asdict(command)}
+        write_document(folder / f"{time.time_ns()}-{os.getpid()}.json", "relax.command/1", document)
 
-    def take_scale_requests(self) -> list[dict[str, Any]]:
-        """Return the requests of `request_scale` in the order of their writing, and close them."""
-        found = []
-        for path in sorted((self.path / SCALE_REQUESTS).glob("[!.]*.json")):
-            with contextlib.suppress(ConfigError):  # a request that can't be read is dropped
-                request = read_document(path) or {}
-                request.pop("schema", None)
-                found.append(request)
+    def take_commands(self) -> list[Command]:
+        """Return the commands in the order of their sending, and delete them. An invalid one is left out with a warning."""
+        commands = []
+        for path in sorted((self.path / SENT).glob("[!.]*.json")):
+            try:
+                fields = {**(read_document(path) or {})}
+                fields.pop("schema", None)
+                kind = COMMANDS[fields.pop("command")]
+                commands.append(checked(kind(**fields), kind, "command"))
+            except (ConfigError, KeyError, TypeError, WrongShape) as error:
+                logger.warning("a command to the run was ignored: %s: %s", path.name, error)
             with contextlib.suppress(OSError):
                 path.unlink()
-        return found
-
-    def request_profile(self, steps: int) -> None:
-        """Ask the run's process for profiles of the actor's next `steps` steps."""
-        with disk_errors(self.path):
-            unfinished = self.path / f"{PROFILE_REQUEST}.{os.getpid()}"
-            unfinished.write_text(str(steps))
-            unfinished.replace(self.path / PROFILE_REQUEST)
-
-    def take_profile_request(self) -> int:
-        """Return the number of steps of the open request, and close it; 0 without one."""
-        file = self.path / PROFILE_REQUEST
-        try:
-            steps = file.read_text()
-            file.unlink()
-        except OSError:  # no such request, or the file system is temporarily unreachable
-            return 0
-        return int(steps) if steps.isdecimal() else 0
-
-    def _request_file(self, request: Request) -> Path:
-        return self.path / f".{request}-request"
+        return commands
 
     def sync(self) -> None:
         """Make appended data survive a crash of the machine; called when a checkpoint is complete."""

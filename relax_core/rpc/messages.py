@@ -299,8 +299,8 @@ def _register_all() -> None:
     import importlib
 
     for module_name in (
-        "batch", "bus", "component", "engine", "environment", "events", "plan", "reward", "role", "sandbox", "source", "task",
-        "trainer", "trajectory", "weights",
+        "batch", "bus", "component", "engine", "environment", "events", "plan", "reward",
+        "role", "run_commands", "sandbox", "source", "task", "trainer", "trajectory", "weights",
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():

@@ -35,6 +35,7 @@ from relax_core.api.role import (
     WeightService,
     Workers,
 )
+from relax_core.api.run_commands import Command, Continue, Evaluate, Pause, Profile, SaveCheckpoint, ScaleRequest, Stop
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import DeviceService, owner_of
@@ -92,7 +93,7 @@ class RoleContext:
         self._activity = SpanRecorder(role, clock)
         self._activity.rest("starting", "overhead")
         self._tracks: dict[str, SpanRecorder] = {}
-        self._scale_requests: list[str] = []
+        self._scale_requests: list[ScaleRequest] = []
         self.profiles_left = 0
         self._going = asyncio.Event()
         self._going.set()
@@ -181,7 +182,7 @@ class RoleContext:
         requested, self._evaluation_requested = self._evaluation_requested, False
         return requested
 
-    def take_scale_requests(self) -> tuple[str, ...]:
+    def take_scale_requests(self) -> tuple[ScaleRequest, ...]:
         requests = tuple(self._scale_requests)
         self._scale_requests.clear()
         return requests
@@ -207,24 +208,25 @@ class RoleContext:
         await asyncio.gather(self.workers.close(), self.children.close())
         await self._leases.close()
 
-    def take(self, command: str, argument: str = "") -> None:
+    def take(self, command: Command) -> None:
         """Obey a command of a user or the controller."""
-        if command == "stop":
-            self._stopping = True
-            self._going.set()
-        elif command == "pause":
-            self._pause_requested = True
-        elif command == "continue":
-            self._pause_requested = False
-            self._going.set()
-        elif command == "checkpoint":
-            self._checkpoint_requested = True
-        elif command == "evaluate":
-            self._evaluation_requested = True
-        elif command == "profile":
-            self.profiles_left = int(argument)
-        elif command == "scale":
-            self._scale_requests.append(argument)
+        match command:
+            case Stop():
+                self._stopping = True
+                self._going.set()
+            case Pause():
+                self._pause_requested = True
+            case Continue():
+                self._pause_requested = False
+                self._going.set()
+            case SaveCheckpoint():
+                self._checkpoint_requested = True
+            case Evaluate():
+                self._evaluation_requested = True
+            case Profile(steps):
+                self.profiles_left = steps
+            case ScaleRequest():
+                self._scale_requests.append(command)
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
@@ -294,9 +296,9 @@ async def _tell_recovery(context: RoleContext) -> None:
 async def _take_commands(context: RoleContext) -> None:
     last = 0
     while True:
-        for command in await context.run_status.commands(context.role, last, 5.0):
-            last = command.number
-            context.take(command.name, command.argument)
+        for number, command in await context.run_status.commands(context.role, last, 5.0):
+            last = number
+            context.take(command)
 
 
 def _last_heartbeat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:

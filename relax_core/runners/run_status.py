@@ -12,7 +12,8 @@ from heapq import merge
 from operator import itemgetter
 
 from relax_core.api.events import Event, EventsDropped, Span, StepFinished, TimeSpent
-from relax_core.api.role import Clock, Command, CommandName, Heartbeat
+from relax_core.api.role import Clock, Heartbeat
+from relax_core.api.run_commands import Command
 from relax_core.rpc.waiting import TimedCondition
 
 KEPT_EVENTS = 4096
@@ -43,7 +44,7 @@ class RunStatusService:
         """Number of the last dropped event, and an event that counts the drops that no reader has seen."""
         self._read, self._has_reader = 0, controlled
         """Number of the last event that the reader has recorded, and True if there is a reader."""
-        self._commands: dict[str, list[Command]] = {}
+        self._commands: dict[str, list[tuple[int, Command]]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)
 
@@ -90,14 +91,14 @@ class RunStatusService:
         last = self._events[-1][0] if self._events and self._has_reader else 0
         return bool(await self._changes.wait_for(lambda _: self._read >= last or None, wait_s))
 
-    async def command(self, role: str, name: CommandName, argument: str = "") -> None:
+    async def command(self, role: str, command: Command) -> None:
         self._numbers += 1
-        self._commands.setdefault(role, []).append(Command(self._numbers, name, argument))
+        self._commands.setdefault(role, []).append((self._numbers, command))
         self._changes.notify()
 
-    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
-        def unread(now: float) -> tuple[Command, ...] | None:
-            return tuple(command for command in self._commands.get(role, ()) if command.number > after) or None
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[tuple[int, Command], ...]:
+        def unread(now: float) -> tuple[tuple[int, Command], ...] | None:
+            return tuple(each for each in self._commands.get(role, ()) if each[0] > after) or None
 
         return await self._changes.wait_for(unread, wait_s) or ()
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.engines.scaling import Action, PoolScaling, ScaleRequest, ScalingOperation
+from relax_core.api.run_commands import ScaleRequest
+from relax_core.engines.scaling import Action, PoolScaling, ScalingOperation
 from relax_core.observe.status import heartbeats
 from relax_core.views.display import doing
 from relax_core.views.run import RunView, health, listed, readable_documents

@@ -20,11 +20,12 @@ import psutil
 from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import FirstStepChecked
+from relax_core.api.run_commands import Command
 from relax_core.media.previews import read_preview
 from relax_core.observe.event_log import event_name
 from relax_core.observe.metrics import mean
 from relax_core.observe.recorder import ENDINGS
-from relax_core.observe.run_directory import Request, RunDirectory, find_run, run_paths, runs_root
+from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
 from relax_core.observe.status import host_mark
 
 _NOT_METRICS = ("schema", "time", "elapsed_s")
@@ -100,17 +101,9 @@ class RunView:
         found = {(int(one["step"]), str(one["set"])): one for one in self._directory.evaluations()}
         return [found[key] for key in sorted(found)]
 
-    def request(self, request: Request) -> None:
-        """Ask the live run to write a checkpoint, evaluate, pause, continue or stop."""
-        self._directory.request(request)
-
-    def request_profile(self, steps: int) -> None:
-        """Ask the live run for profiles of the actor's next `steps` steps."""
-        self._directory.request_profile(steps)
-
-    def request_scale(self, request: Mapping[str, Any]) -> None:
-        """Ask the live run to scale an engine pool; `request` has the fields of `ScaleRequest`."""
-        self._directory.request_scale(request)
+    def send(self, command: Command) -> None:
+        """Send a command to the live run."""
+        self._directory.send(command)
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Return the sample records of a step."""

@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.run_commands import Stop
 from relax_core.api.weights import Version
 from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.config.compose import parse_config
@@ -450,7 +451,7 @@ class _Performance:
             if kind == "stop":
                 self.note("told to stop")
                 for role in start.roles:
-                    await start.run_status.command(role, "stop")
+                    await start.run_status.command(role, Stop())
             elif not self._interrupted.done():
                 self._drawn = what
                 self._interrupted.set_result(kind)

@@ -13,6 +13,7 @@ from relax_plugin_control.server import ControlServer, listening
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.http_requests import HeadDeadline
+from relax_core.api.run_commands import Pause, Profile
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.run import RunView
 from tests.control_api import TOKEN, call
@@ -38,24 +39,24 @@ def test_a_finished_run_is_told_by_every_route_and_changes_nothing(path: Path) -
     assert call(path, "GET", "/operations").json()["operations"] == []
     stopped = call(path, "POST", "/stop", "key")
     assert (stopped.status_code, stopped.json()["detail"]) == (200, "the run is finished")
-    assert not list(path.glob(".*-request"))
+    assert RunDirectory.open(path).take_commands() == []
 
 
 def test_a_request_for_profiles_is_passed_to_the_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunApi, "facts", lambda _: LIVE)
     made = [call(path, "POST", "/profile", "one", json={"steps": 3}) for _ in range(2)]
     assert [one.status_code for one in made] == [202, 200] and made[0].json() == made[1].json()
-    assert (RunDirectory.open(path).take_profile_request(), RunDirectory.open(path).take_profile_request()) == (3, 0)
+    assert RunDirectory.open(path).take_commands() == [Profile(3)]
     assert call(path, "POST", "/profile", "two", json={"steps": "3"}).json()["field"] == "steps"
 
 
 def test_a_change_is_asked_once_however_often_it_is_sent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunApi, "facts", lambda _: LIVE)
     first = call(path, "POST", "/pause", "one")
-    assert first.status_code == 202 and RunDirectory.open(path).take_request("pause")
+    assert first.status_code == 202 and RunDirectory.open(path).take_commands() == [Pause()]
     again = call(path, "POST", "/pause", "one")
     assert again.status_code == 200 and again.json() == first.json()
-    assert not RunDirectory.open(path).take_request("pause")
+    assert RunDirectory.open(path).take_commands() == []
     assert call(path, "POST", "/stop", "one").status_code == 409
     assert "still requested" in call(path, "POST", "/pause", "two").json()["error"]
     assert call(path, "POST", "/pause").json()["field"] == "Idempotency-Key"

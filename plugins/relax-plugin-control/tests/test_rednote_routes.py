@@ -12,7 +12,8 @@ import pytest
 from relax_plugin_control.app import RunApi
 from relax_plugin_control.rednote import INSTEAD, engines
 
-from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
+from relax_core.api.run_commands import ScaleRequest
+from relax_core.engines.scaling import JOINING, PoolScaling
 from relax_core.observe.run_directory import RunDirectory
 from tests.control_api import call
 from tests.unit.views.test_operations import LIVE, pools
@@ -35,9 +36,9 @@ def test_a_script_scales_out_polls_and_finds_its_engine(run: Path, found: dict[s
     body = {"model_name": "default", "num_replicas": 3, "engine_urls": [], "timeout_secs": 1800}
     asked = call(run, "POST", "/rollout/scale_out", json=body).json()
     assert asked == {"request_id": "1", "status": "PENDING", "message": ""}
-    (request,) = RunDirectory.open(run).take_scale_requests()
-    assert (request["pool"], request["target"]) == ("rollout", 3)
-    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    (request,) = RunDirectory.open(run).take_commands()
+    assert (request.pool, request.target) == ("rollout", 3)
+    found["rollout"].ask(request, 2.0)
     states = []
     for step in JOINING[1:]:
         found["rollout"].on_step("engine-2", step, 3.0)
@@ -56,15 +57,15 @@ def test_a_repeated_request_changes_nothing(run: Path, found: dict[str, PoolScal
     found["rollout"].ask(ScaleRequest("other", target=4), 1.0)
     answer = call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3}).json()
     assert (answer["status"], answer["message"]) == ("NOOP", "the pool rollout has 4 engines")
-    assert RunDirectory.open(run).take_scale_requests() == []
+    assert RunDirectory.open(run).take_commands() == []
 
 
 def test_a_script_scales_in_and_sees_which_engines_left(run: Path, found: dict[str, PoolScaling]) -> None:
     planned = call(run, "POST", "/rollout/scale_in", json={"num_replicas": 1, "dry_run": True}).json()
-    assert planned["selected_engines"] == ["engine-1"] and RunDirectory.open(run).take_scale_requests() == []
+    assert planned["selected_engines"] == ["engine-1"] and RunDirectory.open(run).take_commands() == []
     asked = call(run, "POST", "/rollout/scale_in", json={"num_replicas": 1}).json()
-    (request,) = RunDirectory.open(run).take_scale_requests()
-    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    (request,) = RunDirectory.open(run).take_commands()
+    found["rollout"].ask(request, 2.0)
     seen = call(run, "GET", f"/rollout/scale_in/{asked['request_id']}").json()
     assert (seen["status"], seen["selected_engines"], seen["removed_engines"]) == ("DRAINING", ["engine-1"], [])
     for step in ("removing", "completed"):
@@ -77,11 +78,11 @@ def test_a_request_that_is_cancelled_takes_its_engines_back(run: Path, found: di
     call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3})
     early = call(run, "POST", "/rollout/scale_out/1/cancel")
     assert (early.status_code, early.json()["fix"]) == (409, "ask again in a second")
-    (request,) = RunDirectory.open(run).take_scale_requests()
-    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    (request,) = RunDirectory.open(run).take_commands()
+    found["rollout"].ask(request, 2.0)
     assert call(run, "POST", "/rollout/scale_out/1/cancel").json()["status"] == "CANCELLED"
-    (cancel,) = RunDirectory.open(run).take_scale_requests()
-    assert cancel["cancel"] == "rollout-1"
+    (cancel,) = RunDirectory.open(run).take_commands()
+    assert cancel.cancel == "rollout-1"
     assert call(run, "POST", "/rollout/scale_out/7/cancel").status_code == 404
 
 
@@ -96,17 +97,17 @@ def test_all_open_requests_are_cancelled_at_once(run: Path, found: dict[str, Poo
     found["judge"] = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine")
     for pool in ("default", "judge"):
         call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3, "model_name": pool})
-    rollout, judge = RunDirectory.open(run).take_scale_requests()
-    found["rollout"].ask(ScaleRequest(**rollout), 2.0)
+    rollout, judge = RunDirectory.open(run).take_commands()
+    found["rollout"].ask(rollout, 2.0)
     done, skipped, count = cancelled(dry_run=True)
     assert (done, count, [one["id"] for one in skipped]) == (["1"], 2, ["2"])
     assert "'2', which the run has not begun; ask again" in skipped[0]["reason"]
-    found["judge"].ask(ScaleRequest(**judge), 2.0)
+    found["judge"].ask(judge, 2.0)
     assert cancelled(model_name="judge", status_filter="creating") == cancelled(model_name="teacher") == ([], [], 0)
-    assert RunDirectory.open(run).take_scale_requests() == []
+    assert RunDirectory.open(run).take_commands() == []
     assert cancelled(model_name="judge") == (["2"], [], 1)
-    (request,) = RunDirectory.open(run).take_scale_requests()
-    assert (request["pool"], request["cancel"]) == ("judge", "judge-1")
+    (request,) = RunDirectory.open(run).take_commands()
+    assert (request.pool, request.cancel) == ("judge", "judge-1")
     for step in JOINING[1:]:
         found["rollout"].on_step("engine-2", step, 3.0)
     done, skipped, count = cancelled(status_filter="ACTIVE")
@@ -131,7 +132,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(
 ) -> None:
     answer = call(run, "POST", f"/rollout/{way}", json=body)
     assert (answer.status_code, answer.json()["field"]) == (status, field) and answer.json()["fix"]
-    assert RunDirectory.open(run).take_scale_requests() == []
+    assert RunDirectory.open(run).take_commands() == []
 
 
 def test_routes_that_were_unsafe_or_are_not_needed_say_what_to_use(run: Path) -> None:

@@ -13,7 +13,8 @@ from relax_plugin_control.app import RunApi
 from relax_plugin_control.scale import _request
 
 from relax_core.api.errors import ConfigError
-from relax_core.engines.scaling import LEAVING, PoolScaling, ScaleRequest
+from relax_core.api.run_commands import ScaleRequest
+from relax_core.engines.scaling import LEAVING, PoolScaling
 from relax_core.observe.run_directory import RunDirectory
 from tests.control_api import call
 from tests.unit.views.test_operations import LIVE, pools
@@ -35,12 +36,12 @@ def test_a_request_is_passed_to_the_run_once(live: Path) -> None:
     drained = call(live, "POST", "/engines/engine-1/drain", "two")
     joined = call(live, "POST", "/engines/join", "three", json={"address": "127.0.0.1:8701"})
     assert drained.status_code == joined.status_code == 202
-    assert RunDirectory.open(live).take_scale_requests() == [
-        {"key": "one", "pool": "rollout", "target": 3, "keep_partial": True},
-        {"key": "two", "pool": "rollout", "engine": "engine-1"},
-        {"key": "three", "pool": "rollout", "address": "127.0.0.1:8701"},
+    assert RunDirectory.open(live).take_commands() == [
+        ScaleRequest("one", "rollout", 3, keep_partial=True),
+        ScaleRequest("two", "rollout", engine="engine-1"),
+        ScaleRequest("three", "rollout", address="127.0.0.1:8701"),
     ]
-    assert RunDirectory.open(live).take_scale_requests() == []
+    assert RunDirectory.open(live).take_commands() == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_what_the_run_would_refuse_is_refused_at_once(
 ) -> None:
     answer = call(live, "POST", route, "key", json=body)
     assert (answer.status_code, answer.json()["field"]) == (status, field) and answer.json()["fix"]
-    assert RunDirectory.open(live).take_scale_requests() == []
+    assert RunDirectory.open(live).take_commands() == []
     assert call(live, "GET", "/operations").json()["operations"] == []
 
 
@@ -100,7 +101,7 @@ def test_a_dry_run_names_the_engines_and_asks_nothing(live: Path) -> None:
     assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}]
     answer = call(live, "POST", "/engines/drain", json={"node": "10.0.0.2", "dry_run": True}).json()
     assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}] and len(answer["operations"]) == 1
-    assert RunDirectory.open(live).take_scale_requests() == []
+    assert RunDirectory.open(live).take_commands() == []
 
 
 def test_a_node_is_drained_in_every_pool_with_engines_that_can_leave(
@@ -115,16 +116,16 @@ def test_a_node_is_drained_in_every_pool_with_engines_that_can_leave(
     monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=found))
     asked = [call(live, "POST", "/engines/drain", "key", json={"node": "10.0.0.1"}) for _ in range(2)]
     assert [one.status_code for one in asked] == [202, 200] and asked[0].json()["pools"] == ["rollout", "judge"]
-    first, second = RunDirectory.open(live).take_scale_requests()
-    assert first == {"key": "key", "pool": "rollout", "node": "10.0.0.1"} and second == {**first, "pool": "judge"}
-    found["rollout"].ask(ScaleRequest(**first), 2.0)
+    first, second = RunDirectory.open(live).take_commands()
+    assert first == ScaleRequest("key", "rollout", node="10.0.0.1") and second == replace(first, pool="judge")
+    found["rollout"].ask(first, 2.0)
     for step in LEAVING:
         found["rollout"].on_step("rollout-1", step, 3.0)
     (operation,) = call(live, "GET", "/operations").json()["operations"]
     assert (operation["state"], operation["detail"]) == ("requested", "rollout-1 is completed"), (
         "the judges have not begun"
     )
-    found["judge"].ask(ScaleRequest(**second), 4.0)
+    found["judge"].ask(second, 4.0)
     call(live, "POST", "/engines/drain", "key", json={"node": "10.0.0.1"})
     for step in LEAVING:
         found["judge"].on_step("judge-1", step, 5.0)
@@ -139,9 +140,9 @@ def test_a_cancelled_operation_is_done_when_its_engines_are_gone(live: Path, mon
     found["rollout"].ask(ScaleRequest("one", target=3), 1.0)
     cancelled = call(live, "POST", "/operations/1/cancel", "two")  # by the number that the API gave it
     assert cancelled.status_code == 202
-    *_, request = RunDirectory.open(live).take_scale_requests()
-    assert request == {"key": "two", "pool": "rollout", "cancel": "rollout-1"}
-    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    *_, request = RunDirectory.open(live).take_commands()
+    assert request == ScaleRequest("two", "rollout", cancel="rollout-1")
+    found["rollout"].ask(request, 2.0)
     found["rollout"].on_step("engine-2", "completed", 3.0)
     states = {one["id"]: one["state"] for one in call(live, "GET", "/operations").json()["operations"]}
     assert states == {"1": "failed", "2": "done"}

@@ -19,6 +19,7 @@ from relax_core.api import Proposal, ScalingPolicy, Signals
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EnginesMeasured, Logged, StepFinished
 from relax_core.api.role import Heartbeat
+from relax_core.api.run_commands import Command, ScaleRequest, Stop
 from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.cli.main import app
 from relax_core.config.run_config import to_toml
@@ -97,25 +98,25 @@ def beside(first: Life, second: Life) -> Life:
 
 def test_a_proposal_within_the_limits_is_sent_to_the_rollout_once(tmp_path: Path) -> None:
     """Proposals that a limit stops are not sent, and nothing is sent in a run that stops."""
-    heard: list[tuple[str, str, str]] = []
+    heard: list[tuple[str, Command]] = []
     busy = beside(loaded(4, 65.0), listener("rollout", heard))
     layer = {**UTILIZATION, "autoscale": {**UTILIZATION["autoscale"], "out_cooldown_s": 0.0, "out_hold_s": 20.0}}
     summary, raised, _ = conducted(tmp_path, {"rollout": busy, "actor": saves}, stop_after_s=45.0, **layer)
     assert (summary["status"], raised) == ("stopped", None)
-    sent = [json.loads(argument) for _, command, argument in heard if command == "scale"]
+    sent = [command for _, command in heard if isinstance(command, ScaleRequest)]
     wanted = [one for one in lines(tmp_path, "events.jsonl") if one["event"] == "scaling proposed"]
-    assert [(one["pool"], one["target"], one["keep_partial"]) for one in sent] == [("rollout", 2, True)]
+    assert sent == [ScaleRequest(sent[0].key, "rollout", 2, keep_partial=True)]
     assert [one["target"] for one in wanted] == [2]
-    assert [command for _, command, _ in heard] == ["scale", "stop"]
+    assert [command for _, command in heard] == [*sent, Stop()]
 
 
 def test_a_proposal_that_a_limit_stops_is_not_sent(tmp_path: Path) -> None:
-    heard: list[tuple[str, str, str]] = []
+    heard: list[tuple[str, Command]] = []
     busy = beside(loaded(4, 50.0), listener("rollout", heard))
     conducted(tmp_path, {"rollout": busy, "actor": listener("actor", [])}, stop_after_s=55.0, **UTILIZATION)
     wanted = [one for one in lines(tmp_path, "events.jsonl") if one["event"] == "scaling proposed"]
     assert [one["target"] for one in wanted] == [None]
-    assert [command for _, command, _ in heard] == ["stop"]
+    assert [command for _, command in heard] == [Stop()]
 
 
 def test_without_a_policy_a_run_records_only_its_signals(tmp_path: Path) -> None:

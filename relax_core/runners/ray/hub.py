@@ -8,10 +8,9 @@ itself. The hub watches the replicas that run the roles, and reports their death
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +21,10 @@ from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.api.events import Logged, RoleFailed
 from relax_core.api.role import SystemClock
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
-from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.process_log import record_process
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
@@ -202,9 +201,8 @@ class Hub(RpcActor):
                     await self._run_status.emit(Logged("warning", "hub", said))
                 failed = True
             for host in sorted(draining - told):
-                request = json.dumps(asdict(ScaleRequest(f"node-{host}", ending=host)))
                 for role in {"rollout", "teacher"}.intersection(self._launch.plan.roles):
-                    await self._run_status.command(role, "scale", request)
+                    await self._run_status.command(role, ScaleRequest(f"node-{host}", ending=host))
             told = draining
             await self._clock.sleep(NODES_S)
 

@@ -18,13 +18,14 @@ from relax_core.api.bus import Account
 from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.events import FirstStepSeen, RunClosed, RunFinished, RunOpened, StepFinished, WorkAtEnd
 from relax_core.api.role import Heartbeat
+from relax_core.api.run_commands import Command, Evaluate, Pause, Profile, SaveCheckpoint, Stop
 from relax_core.control import run
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
 from relax_core.control.stages import StageDirectory
 from relax_core.observe.epoch import RunEpoch
-from relax_core.observe.run_directory import Request, RunDirectory
+from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.run_status import RunStatusService
@@ -109,7 +110,7 @@ def conducted(
             asyncio.get_running_loop().call_later(preempt_after_s, controller.stop, "SIGTERM", True)
         if ask_after_s is not None:
             asyncio.get_running_loop().call_later(ask_after_s, controller.checkpoint)
-            asyncio.get_running_loop().call_later(2 * ask_after_s, prepared.directory.request, "checkpoint")
+            asyncio.get_running_loop().call_later(2 * ask_after_s, prepared.directory.send, SaveCheckpoint())
         raised = None
         try:
             await controller.run()
@@ -214,64 +215,57 @@ def test_versions_of_a_later_start_stay_when_an_earlier_one_ends(tmp_path: Path)
     assert raised is None and (tmp_path / "run" / "weights" / "actor@0.7.safetensors").exists()
 
 
-def listener(role: str, heard: list[tuple[str, str, str]]) -> Life:
+def listener(role: str, heard: list[tuple[str, Command]]) -> Life:
     """Note the commands of a role until it is told to stop."""
 
     async def listens(runner: ScriptedRunner) -> None:
-        last, name = 0, ""
-        while name != "stop":
-            for command in await runner.run_status.commands(role, last, 100.0):
-                last, name = command.number, command.name
-                heard.append((role, command.name, command.argument))
+        last, command = 0, None
+        while command != Stop():
+            for number, command in await runner.run_status.commands(role, last, 100.0):
+                last = number
+                heard.append((role, command))
 
     return listens
 
 
 @pytest.fixture
-def heard() -> list[tuple[str, str, str]]:
-    """The commands that roles heard: (role, command, argument)."""
+def heard() -> list[tuple[str, Command]]:
+    """The commands that roles heard, with the role."""
     return []
 
 
 @pytest.fixture
-def listeners(heard: list[tuple[str, str, str]]) -> Lives:
+def listeners(heard: list[tuple[str, Command]]) -> Lives:
     return {role: listener(role, heard) for role in ("rollout", "advantages", "actor")}
 
 
 def test_a_stop_is_sent_to_every_role_and_is_not_a_failure(
-    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, Command]]
 ) -> None:
     summary, raised, seconds = conducted(tmp_path, listeners, stop_after_s=3.0)
     assert (summary["status"], raised) == ("stopped", None)
-    assert sorted(heard) == [(role, "stop", "SIGINT") for role in ("actor", "advantages", "rollout")]
+    assert sorted(heard) == [(role, Stop()) for role in ("actor", "advantages", "rollout")]
     assert seconds < 4.0
 
 
 def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(
-    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, Command]]
 ) -> None:
     """By a signal of the process first, then by a file of the run directory."""
     conducted(tmp_path, listeners, stop_after_s=10.0, ask_after_s=3.0)
-    assert [each[:2] for each in heard if each[1] == "checkpoint"] == [("actor", "checkpoint")] * 2
-    assert not (tmp_path / "run" / ".checkpoint-request").exists()
+    assert [each for each in heard if each[1] == SaveCheckpoint()] == [("actor", SaveCheckpoint())] * 2
+    assert not list((tmp_path / "run" / ".commands").iterdir())
 
 
-@pytest.mark.parametrize(("request_name", "roles"), [("pause", ["actor"]), ("evaluate", ["actor", "rollout"])])
-def test_a_request_reaches_only_the_roles_that_obey_it(
-    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]], request_name: Request, roles: list[str]
+@pytest.mark.parametrize(
+    ("command", "roles"),
+    [(Pause(), ["actor"]), (Evaluate(), ["actor", "rollout"]), (Profile(3), ["actor", "rollout"])],
+)
+def test_a_command_reaches_only_the_roles_that_obey_it(
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, Command]], command: Command, roles: list[str]
 ) -> None:
-    conducted(tmp_path, listeners, stop_after_s=5.0, before=lambda run: run.directory.request(request_name))
-    assert sorted(role for role, command, _ in heard if command == request_name) == roles
-
-
-def test_a_request_for_profiles_reaches_the_actor_and_the_rollout_with_its_number(
-    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
-) -> None:
-    conducted(tmp_path, listeners, stop_after_s=5.0, before=lambda run: run.directory.request_profile(3))
-    assert sorted(each for each in heard if each[1] == "profile") == [
-        ("actor", "profile", "3"),
-        ("rollout", "profile", "3"),
-    ]
+    conducted(tmp_path, listeners, stop_after_s=5.0, before=lambda run: run.directory.send(command))
+    assert sorted(role for role, one in heard if one == command) == roles
 
 
 @pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])

@@ -18,6 +18,7 @@ from typing import IO, Any
 import psutil
 import pytest
 
+from relax_core.api.run_commands import Stop
 from relax_core.control.supervisor import ORPHANS_S
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.run import RunView, health
@@ -152,9 +153,9 @@ def test_the_orphans_of_a_dead_driver_end_before_the_next_one_starts_which_is_no
 
 
 def test_a_requested_stop_does_not_cause_a_restart(supervise: Supervise, tmp_path: Path) -> None:
-    RunDirectory.open(tmp_path / "run").request("stop")
+    RunDirectory.open(tmp_path / "run").send(Stop())
     assert supervise("die").wait(DEADLINE_S) == 4
-    assert len(starts(tmp_path)) == 1 and not RunDirectory.open(tmp_path / "run").take_request("stop")
+    assert len(starts(tmp_path)) == 1 and not RunDirectory.open(tmp_path / "run").take_commands()
 
 
 def test_a_run_between_two_drivers_is_restarting_and_without_a_supervisor_it_is_lost(

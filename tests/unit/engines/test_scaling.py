@@ -11,7 +11,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relax_core.api import ConfigError
-from relax_core.engines.scaling import JOINING, Action, CancelJoin, Join, Leave, PoolScaling, ScaleRequest, Step
+from relax_core.api.run_commands import ScaleRequest
+from relax_core.engines.scaling import JOINING, Action, CancelJoin, Join, Leave, PoolScaling, Step
 
 START = ("engine-0", "engine-1")
 ADDRESS = "127.0.0.1:8701"

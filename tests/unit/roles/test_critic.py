@@ -9,6 +9,7 @@ import pytest
 
 from relax_core.api.errors import DeadlineExceeded, DiskFull
 from relax_core.api.events import CheckpointSaved, RoleFailed, StepMeasured
+from relax_core.api.run_commands import Stop
 from relax_core.runners import context
 from tests.unit.roles.simulated_run import SAMPLES, Happening, SimulatedRun
 
@@ -139,7 +140,7 @@ def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
     async def stop(stage):
         await stage.clock.sleep(20.0)
         for role in stage.launch.plan.roles:
-            await stage.run_status.command(role, "stop")
+            await stage.run_status.command(role, Stop())
         await asyncio.Event().wait()
 
     outcome = simulation.run(stop)

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from relax_core.api.errors import Diverged
 from relax_core.api.events import CheckpointSaved, GuardFired, Logged, RoleFailed, RolledBack
-from relax_core.api.role import CommandName
+from relax_core.api.run_commands import Command, Continue, Stop
 from relax_core.config.guard_tables import GuardsTable
 from relax_core.roles.divergence import DivergenceGuards
 from relax_core.rpc import messages
@@ -188,9 +188,9 @@ def test_rollbacks_that_do_not_help_end_the_run(tmp_path: Path) -> None:
     assert actions == ["roll-back", "roll-back", "stop"]
 
 
-@pytest.mark.parametrize(("end", "placement"), [("continue", "colocate"), ("stop", "hybrid")])
+@pytest.mark.parametrize(("end", "placement"), [(Continue(), "colocate"), (Stop(), "hybrid")])
 def test_a_pause_holds_the_step_until_a_person_continues_or_stops(
-    tmp_path: Path, end: CommandName, placement: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, end: Command, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pause that is longer than any lease loses no row, and no deadline of another role ends the run."""
     for role in ("forward", "rank_group", "rollout"):
@@ -213,10 +213,10 @@ def test_a_pause_holds_the_step_until_a_person_continues_or_stops(
 
     outcome = run.run(person, at_most_s=1e6)
     assert seen == [(4, PERSON)]
-    assert [step.step for step in outcome.steps] == (list(range(1, 9)) if end == "continue" else [1, 2, 3, 4])
+    assert [step.step for step in outcome.steps] == (list(range(1, 9)) if end == Continue() else [1, 2, 3, 4])
     assert outcome.account.balanced
     saved = [event.step for event in outcome.told(CheckpointSaved)]
-    assert saved == ([2, 4, 6, 8] if end == "continue" else [2, 4])
+    assert saved == ([2, 4, 6, 8] if end == Continue() else [2, 4])
 
 
 def test_a_pause_past_its_deadline_stops_the_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.events import Logged, RoleFailed, StepFinished
+from relax_core.api.run_commands import Profile
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
 from relax_core.views.follower import ProfileCount
@@ -51,7 +52,7 @@ def test_one_engine_is_profiled_while_it_has_the_weights_before_the_step(tmp_pat
 
     async def ask(run: SimulatedRun) -> None:
         await run.until_event(StepFinished, 4)
-        await run.run_status.command("rollout", "profile", "2")
+        await run.run_status.command("rollout", Profile(2))
 
     outcome = SimulatedRun(tmp_path, steps=8, **settings).run(ask)
     first, second, third = sorted((tmp_path / "profile").glob("*engine*"))
@@ -77,7 +78,7 @@ def test_a_request_outlives_the_actor_s_ranks(tmp_path: Path, methods: tuple[str
     async def ask(run: SimulatedRun) -> None:
         await dies_in(*methods, after=1)(run)
         await run.until_event(StepFinished, 1)
-        await run.run_status.command("actor", "profile", "2")
+        await run.run_status.command("actor", Profile(2))
 
     outcome = SimulatedRun(tmp_path, steps=8, checkpoint={"every": 1}).run(ask)
     assert len(files_of(tmp_path)) == len(told(outcome)) == 2
@@ -87,7 +88,7 @@ def test_a_request_outlives_the_actor_s_ranks(tmp_path: Path, methods: tuple[str
 def test_the_next_steps_are_profiled_on_request_and_counted_from_the_run_s_events(tmp_path: Path) -> None:
     async def ask(run: SimulatedRun) -> None:
         await run.until_event(StepFinished, 1)
-        await run.run_status.command("actor", "profile", "2")
+        await run.run_status.command("actor", Profile(2))
 
     outcome = SimulatedRun(tmp_path, steps=8).run(ask)
     first, second = (int(content) for content in files_of(tmp_path).values())

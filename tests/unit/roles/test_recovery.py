@@ -15,6 +15,7 @@ from relax_core.api.bus import Claim
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import CheckpointSaved, EvalFinished, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.role import WorkerSpec
+from relax_core.api.run_commands import SaveCheckpoint, Stop
 from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import DamagedCheckpoint, choose
 from tests.unit.roles.scripted_components import SAMPLED
@@ -178,7 +179,7 @@ def test_a_trainer_that_dies_while_a_run_is_stopped_is_not_started_again(tmp_pat
         await simulation.until_event(StepFinished, 5)
         await dies_in_present(simulation, "snapshot")
         for role in simulation.roles:
-            await simulation.run_status.command(role, "stop")
+            await simulation.run_status.command(role, Stop())
 
     outcome = simulated(tmp_path, stop, every=4)
     assert outcome.steps[-1].step in (5, 6)
@@ -243,7 +244,7 @@ def test_a_lease_that_is_lost_once_weights_have_changed_restores_those_of_the_la
 def test_a_requested_checkpoint_is_made_once_after_the_step(tmp_path: Path) -> None:
     async def ask(simulation: SimulatedRun) -> None:
         await simulation.until_event(StepFinished, 3)
-        await simulation.run_status.command("actor", "checkpoint")
+        await simulation.run_status.command("actor", SaveCheckpoint())
 
     outcome = simulated(tmp_path, ask, every=0)
     asked, last = [event.step for event in outcome.told(CheckpointSaved)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relax_core.api.events import EvalFinished, StepFinished
+from relax_core.api.run_commands import Continue, Evaluate, Pause
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 from tests.unit.roles.test_row_source import simulation
 
@@ -16,18 +17,18 @@ EVAL = {"every": 4, "size": 2, "at_start": False}
 async def ask(run: SimulatedRun) -> None:
     """Send what the controller sends for one request."""
     for role in ("actor", "rollout"):
-        await run.run_status.command(role, "evaluate")
+        await run.run_status.command(role, Evaluate())
 
 
 async def ask_in_a_pause(run: SimulatedRun) -> None:
     """Pause the actor, ask, and continue once the rollout has evaluated."""
     await run.until_event(StepFinished, 1)
-    await run.run_status.command("actor", "pause")
+    await run.run_status.command("actor", Pause())
     while all(beat.state != "paused" for beat in await run.run_status.heartbeats()):
         await run.clock.sleep(0.1)
     await ask(run)
     await run.until_event(EvalFinished, 1)
-    await run.run_status.command("actor", "continue")
+    await run.run_status.command("actor", Continue())
 
 
 def requested(outcome: RunOutcome) -> list[int]:
@@ -47,7 +48,7 @@ def test_a_rollout_evaluates_on_request_while_the_actor_is_paused(tmp_path: Path
 def test_a_run_on_given_rows_evaluates_after_its_step(tmp_path: Path) -> None:
     async def ask_after_a_step(run: SimulatedRun) -> None:
         await run.until_event(StepFinished, 1)
-        await run.run_status.command("actor", "evaluate")
+        await run.run_status.command("actor", Evaluate())
 
     outcome = simulation(tmp_path, "sft", steps=STEPS, eval=EVAL).run(ask_after_a_step)
     assert len(requested(outcome)) == 1 and len(outcome.steps) == STEPS

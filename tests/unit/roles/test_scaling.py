@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.events import Logged, RoleFailed
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.engines.scaler import file_of, role_of
 from relax_core.engines.scaling import PoolScaling
 from tests.ascii_tokenizer import save_ascii_tokenizer
@@ -39,8 +40,8 @@ class Operator:
         """Send a request; return its key."""
         self._asked += 1
         key = f"key-{self._asked}"
-        asked = json.dumps({"key": key, "pool": self._pool, **request})
-        await self._simulation.run_status.command(self._role, "scale", asked)
+        asked = ScaleRequest(key, **{"pool": self._pool, **request})
+        await self._simulation.run_status.command(self._role, asked)
         return key
 
     async def do(self, **request: Any) -> str:
@@ -157,8 +158,7 @@ def test_requests_that_can_not_be_done_are_answered_and_leave_the_run_alone(tmp_
         operator = Operator(simulation)
         assert await operator.do(target=2) == "failed"
         assert await operator.do(target=0) == "refused"
-        for nonsense in ("[1]", '{"key": "k", "size": 3}', '{"key": 1}', '{"key": "k", "pool": "judge", "target": 2}'):
-            await simulation.run_status.command("rollout", "scale", nonsense)
+        await operator.ask(pool="judge", target=2)
         await simulation.clock.sleep(2.0)
         found.append(await operator.scaling())
 
@@ -169,7 +169,7 @@ def test_requests_that_can_not_be_done_are_answered_and_leave_the_run_alone(tmp_
     assert (failed.detail, found[0].engines) == ("engine-1: no memory", ["engine-0"])
     assert refused.detail == "target: got 0; the pool rollout keeps its first 1 engines: give 1 to 1024"
     ignored = [event.message for event in outcome.told(Logged) if "was ignored" in event.message]
-    assert len(ignored) == 4 and "name one of rollout" in ignored[-1]
+    assert ignored == ["a request to scale was ignored: pool: got 'judge'; name one of rollout"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from relax_core.api.bus import Claim
 from relax_core.api.errors import InfrastructureError, StaleFence
 from relax_core.api.events import WorkRetried
+from relax_core.api.run_commands import Stop
 from relax_core.bus.leases import RowLease
 from relax_core.roles import row_leases
 from tests.unit.roles.simulated_run import SAMPLES, RunOutcome, SimulatedRun
@@ -155,7 +156,7 @@ def test_a_stop_between_chunks_gives_the_rows_back(tmp_path: Path) -> None:
             if outcome.bus.queue.version.step > 2 and waiting(outcome) is not None:
                 told.append(outcome.bus.queue.version.step)
                 for role in ("actor", "advantages", "rollout"):
-                    await outcome.run_status.command(role, "stop")
+                    await outcome.run_status.command(role, Stop())
 
     outcome = simulation(tmp_path).run(stop)
     assert [step.step for step in outcome.steps] == list(range(1, told[0] + 1)) and 0 < told[0] < STEPS

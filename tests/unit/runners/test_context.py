@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from relax_core.api.errors import DeadlineExceeded, LastingFailure
+from relax_core.api.run_commands import Continue, Pause, Stop
 from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
 
@@ -74,19 +75,19 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
 
         working = asyncio.create_task(work())
         await asyncio.sleep(0.5)
-        context.take("pause")
+        context.take(Pause())
         assert context.heartbeat().state != "paused"  # it works until it comes to its pause point
         await asyncio.sleep(9.1)
         beat = context.heartbeat()
         assert beat.state == "paused" and "a user, who paused the run" in beat.waits[0].reason
-        context.take("continue")
+        context.take(Continue())
         await asyncio.sleep(0.6)
-        context.take("pause")
-        context.take("continue")
+        context.take(Pause())
+        context.take(Continue())
         await asyncio.sleep(0.3)
-        context.take("pause")
+        context.take(Pause())
         await asyncio.sleep(9.1)
-        context.take("stop")
+        context.take(Stop())
         await working
         assert context.stopping
         return passed
@@ -100,7 +101,7 @@ def test_a_requested_pause_past_its_deadline_ends_the_run_for_good(backstage: Ba
     async def scene() -> None:
         _, make = await backstage("actor")
         context = make(0)
-        context.take("pause")
+        context.take(Pause())
         with pytest.raises(LastingFailure, match=r"a user, who paused the run.*relax resume"):
             await context.pause_point()
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
+from relax_core.api.run_commands import Continue, Pause, Stop
 from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, run_role
 from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
@@ -172,14 +173,14 @@ def test_a_role_sends_heartbeats_and_receives_commands_while_it_works(backstage:
 
         going = asyncio.create_task(run_role(Scripted(until_stopped), make))
         seen = []
-        for name in ("pause", "continue", "stop"):
+        for command in (Pause(), Continue(), Stop()):
             await asyncio.sleep(HEARTBEAT_S * 2)
             seen += [(beat.state, beat.doing) for beat in await run_status.heartbeats()]
-            await run_status.command("advantages", name)
+            await run_status.command("advantages", command)
         await going
         return [*seen, *((beat.state, beat.doing) for beat in await run_status.heartbeats())]
 
-    working = ("busy", "counting")  # also after "pause": this role has no pause point
+    working = ("busy", "counting")  # also after the pause: this role has no pause point
     assert run_virtual(scene(), 60.0) == [working, working, working, ("stopped", "")]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.events import Event, EventsDropped, Logged, StepFinished, TimeSpent
 from relax_core.api.role import Heartbeat, SystemClock
+from relax_core.api.run_commands import Pause, Stop
 from relax_core.runners.run_status import FULL_S, KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
@@ -21,7 +22,7 @@ def said(number: int) -> Logged:
 def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
     async def scene() -> float:
         run_status = RunStatusService(VirtualClock())
-        await run_status.command("rollout", "stop")
+        await run_status.command("rollout", Stop())
         assert await run_status.events(0, 2.5) == ()
         assert await run_status.commands("actor", 0, 2.5) == ()
         return asyncio.get_running_loop().time()
@@ -34,10 +35,10 @@ def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
         run_status = RunStatusService(VirtualClock())
         listening = [asyncio.create_task(run_status.commands(role, 0, 9.0)) for role in ("actor", "rollout")]
         await asyncio.sleep(1.0)
-        await run_status.command("actor", "pause", "lunch")
+        await run_status.command("actor", Pause())
         (heard,), nothing = await asyncio.gather(*listening)
-        assert (heard.name, heard.argument, nothing) == ("pause", "lunch", ())
-        assert await run_status.commands("actor", heard.number, 0.0) == ()
+        assert (heard[1], nothing) == (Pause(), ())
+        assert await run_status.commands("actor", heard[0], 0.0) == ()
 
     run_virtual(scene())
 
@@ -181,11 +182,11 @@ def test_a_cancelled_reader_always_ends(cancel_after: int, emits: list[int], wai
 async def test_a_command_does_not_keep_readers_of_events_from_waiting() -> None:
     run_status = RunStatusService(SystemClock())
     await run_status.emit(said(0))
-    await run_status.command("actor", "stop", "SIGTERM")
+    await run_status.command("actor", Stop())
     listener = asyncio.create_task(run_status.commands("actor", 0, 10.0))
     assert not listener.done()
     assert await run_status.events(1, 0.01) == ()
-    assert [command.name for command in listener.result()] == ["stop"]
+    assert [command for _, command in listener.result()] == [Stop()]
 
 
 def test_beats_bring_time_that_goes_along_and_pushes_no_event_out() -> None:

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.run_commands import Profile, ScaleRequest
 from relax_core.api.trainer import Trainer
 from relax_core.control_api.client import read_token
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
 from relax_core.control_api.run_control import RunControl, check_profiles
-from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
+from relax_core.engines.scaling import JOINING, PoolScaling
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.views.follower import EvaluationCount, ProfileCount
@@ -158,10 +159,11 @@ def test_a_request_for_profiles_is_passed_to_the_run_once(
     control = RunControl(RunView(run))
     monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=4))
     control.ask("profile", "three", {"steps": 3})
+    RunDirectory.open(run).take_commands()
     monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=6, pid=8))
     monkeypatch.setattr(ProfileCount, "now", lambda _: 6)
     control.settle()
-    assert RunDirectory.open(run).take_profile_request() == 1, "a new process profiles only the steps that are missing"
+    assert RunDirectory.open(run).take_commands() == [Profile(1)], "a new process profiles only the missing steps"
     (run / "config.toml").write_text('plugins = []\ntrainer = "none-such"\n')
     check_profiles(RunView(run))
     monkeypatch.setattr(Catalogue, "target", lambda *_: Trainer)

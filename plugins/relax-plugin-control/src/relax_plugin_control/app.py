@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.http_requests import parse_json
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.runs import (
     ACTIONS,
     ANSWERS,
@@ -38,7 +39,6 @@ from relax_core.runs import (
     Refused,
     RunControl,
     RunView,
-    ScaleRequest,
     encode,
     expected,
     health,

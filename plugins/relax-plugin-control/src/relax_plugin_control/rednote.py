@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from relax_core.runs import ControlOperation, PoolScaling, Refused, RunControl, ScaleRequest, expected
+from relax_core.api.run_commands import ScaleRequest
+from relax_core.runs import ControlOperation, PoolScaling, Refused, RunControl, expected
 
 Way = Literal["scale_out", "scale_in"]
 DEFAULT = "default"

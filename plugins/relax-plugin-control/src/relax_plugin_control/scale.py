@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.cli.terminal import Address, AsJson, TokenFile, print_json, print_operation, remote, say
-from relax_core.runs import ControlClient, RunControl, RunView, ScaleRequest, expected, open_run, scale_plan, scaling_of
+from relax_core.runs import ControlClient, RunControl, RunView, expected, open_run, scale_plan, scaling_of
 
 
 def scale(

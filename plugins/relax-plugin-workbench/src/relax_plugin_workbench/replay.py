@@ -18,6 +18,7 @@ import numpy as np
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import Event, StepFinished
+from relax_core.api.run_commands import Stop
 from relax_core.control.prepare import prepare_resume
 from relax_core.control.run import run
 from relax_core.control.stages import stage_directories
@@ -158,7 +159,7 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tu
 
 def _stop_after(step: int, copy: RunView, event: Event) -> None:
     if isinstance(event, StepFinished) and event.step == step:
-        copy.request("stop")
+        copy.send(Stop())
 
 
 def _trained_steps(view: RunView) -> dict[int, dict[str, float]]:

@@ -29,12 +29,12 @@ PathOrText = Annotated[str, Located(str | Path)]
 """The path of a file, or the file's content itself."""
 
 
-def annotation_of(field: FieldInfo) -> Any:
+def annotation_of(field: FieldInfo) -> object:
     """Return a field's annotation; for a field with a `Located` mark, the annotation that the mark gives."""
     return next((mark.means for mark in field.metadata if isinstance(mark, Located)), field.annotation)
 
 
-def types_in(annotation: Any) -> tuple[Any, ...]:
+def types_in(annotation: Any) -> tuple[object, ...]:
     """Return the innermost types of an annotation, left to right: `(str, Path)` for `dict[str, Path]`."""
     arguments = get_args(annotation)
     if not arguments:
@@ -66,7 +66,7 @@ def is_tables(annotation: Any) -> bool:
     return bool(models_in(annotation)) and get_origin(annotation) in (tuple, list)
 
 
-def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
+def annotation_at(model: type[BaseModel], path: Sequence[str]) -> object:
     """Return the annotation of the value at a key path; None if no field has that path."""
     annotation: Any = model
     for key in path:

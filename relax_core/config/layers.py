@@ -125,7 +125,7 @@ def plugins_of(tree: Tree) -> tuple[str, ...]:
     return tuple(_absolute(str(item) or ".", leaf.origin) for item in leaf.value)
 
 
-def expand(path: KeyPath, value: Any) -> Any:
+def expand(path: KeyPath, value: Any) -> object:
     """Expand the short form of a table; return any other value unchanged.
 
     `algorithm = "grpo"` becomes `{name = "grpo"}`, and the engine of a pool likewise. `placement = "async"` becomes
@@ -156,7 +156,7 @@ def expand(path: KeyPath, value: Any) -> Any:
     return chosen
 
 
-def _with_function(reward: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_function(reward: Mapping[str, Any]) -> Mapping[str, object]:
     """Return a reward's table with a function that is named in the place of a component as the option `function`."""
     place = reward.get("name")
     if not isinstance(place, str) or not (FUNCTION.fullmatch(place) or MODULE_AND_NAME.fullmatch(place)):
@@ -176,7 +176,7 @@ def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path:
     return Leaf(value, locate if isinstance(locate, Origin) else locate(path))
 
 
-def plain(node: Node, annotation: Any = None) -> Any:
+def plain(node: Node, annotation: Any = None) -> object:
     """Return a tree as plain data without origins, with paths made absolute.
 
     A path in a file is relative to the file's folder; a path on the command line, to the current directory. The
@@ -259,7 +259,7 @@ def _without_replaced(lower: Tree, upper: Tree, notices: list[str], path: KeyPat
     return kept
 
 
-def parse_override(text: str) -> tuple[KeyPath, Any]:
+def parse_override(text: str) -> tuple[KeyPath, object]:
     """Parse `a.b.c=VALUE` into a path and a value: VALUE is TOML if it parses as TOML, else text.
 
     A number in the path is an index of an array. Raises ConfigError if the text is not `key=value`.

@@ -50,7 +50,7 @@ class Choice(Options):
     def name(self) -> str:
         return self.chosen.name
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, object]:
         """Return the component's table as a user writes the table: name, core keys, options."""
         keys = self.model_dump(mode="json", exclude={"chosen"}, exclude_none=True)
         return {"name": self.chosen.name, **keys, **self.chosen.options}
@@ -357,7 +357,7 @@ class RunConfig(Core):
         """Return a plugin's table by its class; the default table if the configuration does not set the table."""
         return next((table for table in self.plugin_tables.values() if isinstance(table, model)), model())
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, object]:
         """Return plain data with every default written out; secrets stay references, and None is left out.
 
         Tables of plugins are only written if they are set.

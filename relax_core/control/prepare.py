@@ -26,7 +26,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import Any, cast
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import Sink
@@ -441,7 +441,9 @@ def make_launch(
     `began`: the time that chat templates show; None: the start of the run in `directory`, or now if no run is there.
     """
     data = config.dump()
-    data["model"].setdefault("chat_template_date", (began or _began(directory)).isoformat(timespec="seconds"))
+    cast(dict[str, Any], data["model"]).setdefault(
+        "chat_template_date", (began or _began(directory)).isoformat(timespec="seconds")
+    )
     return Launch(
         run_id=_run_id(directory, epoch),
         run_dir=str(directory),

@@ -111,7 +111,7 @@ def waiting_for(what: str | Callable[[], str], now: Callable[[], float] = time.m
     from relax_core.observe.process_log import bound_fields  # imported late: signal handlers need this module early
 
     key = object()
-    _waits[key] = (what, bound_fields().get("role", ""), now())
+    _waits[key] = (what, str(bound_fields().get("role", "")), now())
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ class EventLog:
             "event": event_name(type(event)),
             **{name: str(value) if isinstance(value, Version) else value for name, value in facts.items()},
         }
-        clean: dict[str, Any] = self._redactor.value(record)
+        clean = self._redactor.document(record)
         with self._one_at_a_time:
             try:
                 if self._file is None:

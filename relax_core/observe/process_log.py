@@ -77,7 +77,7 @@ _OUTPUT_LEVELS = {
 """Levels of such lines by the first letter of their word."""
 
 
-def bound_fields() -> dict[str, Any]:
+def bound_fields() -> dict[str, object]:
     """Return the work's fields that are bound in this task or thread."""
     fields = _work.get()
     return {} if fields is ... else dict(fields)  # structlog's default is `...`
@@ -103,7 +103,7 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _passed_on(logger: Any, method: str, event: EventDict) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _passed_on(logger: Any, method: str, event: EventDict) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of the call of `logging` for an event of structlog; `logging` refuses some names in `extra`."""
     event.setdefault("event", "")
     args, keywords = render_to_log_args_and_kwargs(logger, method, event)

@@ -217,7 +217,7 @@ class Recorder:
         self._measured.clear()
         self._time.rewind()
 
-    def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, object]:
         """Record the end of the run in `summary.json`, `trace.json` and `status.json`; return the summary."""
         if status not in ENDINGS:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
@@ -230,7 +230,7 @@ class Recorder:
         self.run_dir.write("trace", self._trace.document())
         return summary
 
-    def summary(self, status: str = "running") -> dict[str, Any]:
+    def summary(self, status: str = "running") -> dict[str, object]:
         """Return the content of `summary.json` for a run that ends now with this status."""
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
@@ -290,7 +290,7 @@ class Recorder:
                 self._start(event)
             case events.SamplesScored(step, samples):
                 self.run_dir.append_samples(step, samples)
-                shown = self.run_dir.redactor.value(list(samples[:SHOWN_SAMPLES])) if self._sinks else []
+                shown = list(map(self.run_dir.redactor.document, samples[:SHOWN_SAMPLES])) if self._sinks else []
                 self._to_sinks(lambda sink: sink.samples(step, shown))
             case events.RolloutMeasured():
                 self._measured.setdefault(event.step, []).append(event)
@@ -349,7 +349,7 @@ class Recorder:
         self._ready = self._clock.now()
         self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
         self._trace.span("startup", "controller", self._opened, self._ready)
-        path, name, config = str(self.run_dir.path), self.run_dir.name, self.run_dir.redactor.value(dict(event.config))
+        path, name, config = str(self.run_dir.path), self.run_dir.name, self.run_dir.redactor.document(event.config)
         self._sinks_opened = True
         for sink_name, sink in self._sinks.items():
             self._sink_workers[sink_name].give(partial(sink.open, path, name, config), vital=True)

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
@@ -55,7 +54,7 @@ def whole_lines(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, object]]:
     """Yield the records of a JSON-lines file; skip torn or damaged lines."""
     if path.exists():
         yield from records(path.read_bytes())
@@ -72,7 +71,7 @@ def whole_frames(data: bytes) -> int:
     return sum(size for size, _ in _frames(data))
 
 
-def read_frames(path: Path) -> Iterator[dict[str, Any]]:
+def read_frames(path: Path) -> Iterator[dict[str, object]]:
     """Yield the records of a file of zstd frames; skip a torn last frame."""
     if path.exists():
         for _, body in _frames(path.read_bytes()):
@@ -93,7 +92,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
         rest = reader.unused_data
 
 
-def records(data: bytes) -> Iterator[dict[str, Any]]:
+def records(data: bytes) -> Iterator[dict[str, object]]:
     """Yield the records of JSON lines; skip torn or damaged lines."""
     for line in data.split(b"\n"):
         try:

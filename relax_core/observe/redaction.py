@@ -51,22 +51,27 @@ class Redactor:
         """Return the text without known secret values. Keep strings that only have the format of a secret."""
         return self._known.sub(HIDDEN, text) if self._known else text
 
-    def value(self, value: Any) -> Any:
-        """Return a nested value without secrets; strings under keys such as `api_key` are redacted whole."""
+    def value(self, value: Any) -> object:
+        """Return a nested value without secrets."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(key)): self._entry(str(key), inner) for key, inner in value.items()}
+            return self.document(value)
         if isinstance(value, (list, tuple, set, frozenset)):
             return (tuple if isinstance(value, tuple) else list)(map(self.value, value))
         return value
 
-    def __call__(self, _logger: Any, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    def document(self, values: Mapping[str, Any]) -> dict[str, object]:
+        """Return nested values without secrets; strings under keys such as `api_key` are redacted whole."""
+
+        def entry(key: str, value: Any) -> object:
+            return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
+
+        return {self.text(str(key)): entry(str(key), value) for key, value in values.items()}
+
+    def __call__(self, _logger: Any, _method: str, event: Mapping[str, Any]) -> dict[str, object]:
         """Return a record without secrets, as a processor of structlog; the names in a record are fixed."""
         return {name: self.value(value) for name, value in event.items()}
-
-    def _entry(self, key: str, value: Any) -> Any:
-        return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
 
 
 def credentials(environment: Mapping[str, str]) -> list[str]:

@@ -148,7 +148,9 @@ class RunDirectory:
         """Write a document: plugins, provenance, status, summary or trace."""
         path, schema = self.path / f"{name}.json", f"relax.{name}/1"
         # A trace is large and needs no redaction; the remaining documents may quote texts of people and plugins.
-        clean = values if name == "trace" else self.redactor.value(plain(values))
+        clean = (
+            values if name == "trace" else self.redactor.document({key: plain(value) for key, value in values.items()})
+        )
         try:
             # The status is written often and is useless after a power failure.
             write_document(path, schema, clean, durable=name != "status")
@@ -174,7 +176,7 @@ class RunDirectory:
         """Yield the lines of `metrics.jsonl` as written; several lines may share a step."""
         return read_lines(self.path / "metrics.jsonl")
 
-    def events(self) -> Iterable[dict[str, Any]]:
+    def events(self) -> Iterable[dict[str, object]]:
         """Yield the records of `events.jsonl` in the order of their writing."""
         return read_lines(self.path / EVENTS)
 
@@ -205,7 +207,7 @@ class RunDirectory:
         lines = [encode({"schema": "relax.sample/1", "step": step, **sample}) for sample in samples]
         self._samples[1].append(frame(self.redactor.known(line) for line in lines))
 
-    def samples(self, step: int) -> Iterable[dict[str, Any]]:
+    def samples(self, step: int) -> Iterable[dict[str, object]]:
         """Yield the transcripts of a step."""
         return read_frames(self.samples_path(step))
 
@@ -253,7 +255,8 @@ class RunDirectory:
             folder = root / f"step-{step:06d}-{guard}{f'-{again + 1}' if again else ''}"
             folder.mkdir(parents=True)
             shutil.copyfile(self.path / "config.toml", folder / "config.toml")
-        write_document(folder / "evidence.json", "relax.evidence/1", self.redactor.value(plain(evidence)))
+        clean = self.redactor.document({key: plain(value) for key, value in evidence.items()})
+        write_document(folder / "evidence.json", "relax.evidence/1", clean)
         wanted, missing, lines = set(groups), set(groups), list[str]()
         for at in reversed([at for at in self.sample_steps() if at >= first_step]):
             if not missing:

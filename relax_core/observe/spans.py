@@ -368,7 +368,7 @@ class Trace:
                 self._add("C", name, "run", "steps", end, args=dict(values))
 
     def document(self) -> Mapping[str, object]:
-        events = sorted((self._numbered(event) for event in self._events), key=lambda event: event["ts"])
+        events = [self._numbered(event) for event in sorted(self._events, key=lambda event: event["ts"])]
         return {"displayTimeUnit": "ms", "traceEvents": [*self._names(), *events]}
 
     def _names(self) -> list[dict[str, object]]:
@@ -391,7 +391,7 @@ class Trace:
         ]
         return [*processes, *threads]
 
-    def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
+    def _numbered(self, event: dict[str, Any]) -> dict[str, object]:
         """Return the event with the number of the step in which it began."""
         if event["ph"] != "X" or "step" in event["args"] or event["ts"] < 0:
             return event
@@ -400,7 +400,7 @@ class Trace:
             return event
         return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
 
-    def _add(self, phase: str, name: str, process: str, track: str, at: float, **more: Any) -> dict[str, Any]:
+    def _add(self, phase: str, name: str, process: str, track: str, at: float, **more: Any) -> dict[str, object]:
         event = {
             "name": name, "cat": "relax", "ph": phase, "pid": PROCESSES.index(process) + 1,
             "tid": self._tracks.setdefault((process, track), len(self._tracks) + 1), "ts": self._at(at), **more,

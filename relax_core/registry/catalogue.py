@@ -166,14 +166,14 @@ class Catalogue:
     @overload
     def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT: ...
 
-    def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Any:
+    def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Configurable:
         """Build an instance with validated options; for a choice of several parts, build their combination.
 
         `contract` only informs type checkers: each class is checked against its kind when imported.
         """
         if chosen.parts:
             whole: Any = import_target(COMPOUNDS[chosen.kind])
-            return whole.of([(part.name, self.build(part)) for part in chosen.parts])
+            return cast(Configurable, whole.of([(part.name, self.build(part)) for part in chosen.parts]))
         cls = self.target(chosen.kind, chosen.name)
         with self.authored(chosen, "cannot be built"):
             return cls(build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}"))
@@ -266,7 +266,7 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 @cache
-def default_tables() -> dict[str, dict[str, Any]]:
+def default_tables() -> dict[str, dict[str, object]]:
     """Return the default of each configuration table of this repository's plugins, which older runs wrote out.
 
     `.ci/plugins.py` writes the file.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from relax_core.api.command import COMMANDS, RelaxCommand
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError
@@ -21,7 +21,9 @@ from relax_core.registry.handshake import CORE, PluginState, Record
 from relax_core.registry.installed import installed
 
 if TYPE_CHECKING:
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
+
+    Command: TypeAlias = TyperCommand | TyperGroup
 
 
 class OfferedCommand(NamedTuple):
@@ -30,7 +32,7 @@ class OfferedCommand(NamedTuple):
     command: RelaxCommand
     record: Record
 
-    def parser(self, name: str, group: type[TyperGroup] | None = None) -> Any:
+    def parser(self, name: str, group: type[TyperGroup] | None = None) -> Command:
         """Import the target and return typer's parser of it, called `name`. Raises PluginError for a fault of a plugin.
 
         `group`: class of the parser of several verbs, unless the target names its own.
@@ -50,7 +52,7 @@ class OfferedCommand(NamedTuple):
             (parser,) = typer.main.get_group(parent).commands.values()
         except (Exception, SystemExit) as error:
             raise self.charged(error, f"no command can be made of {self.command.target}: ") from error
-        return parser
+        return cast("Command", parser)
 
     def charged(self, error: BaseException, failed: str = "") -> BaseException:
         """Return the error to report for an exception in this command; a plugin's fault is charged to its distribution."""

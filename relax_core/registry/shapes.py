@@ -185,7 +185,7 @@ def _is_one_number(value: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _fields(cls: type) -> Mapping[str, Any]:
+def _fields(cls: type) -> Mapping[str, object]:
     """Return the annotations of the fields of a dataclass or named tuple; empty for any other class."""
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]

@@ -144,7 +144,7 @@ def _redacted(text: str, suffix: str, redactor: Redactor) -> str:
     with suppress(ValueError, RecursionError):
         if suffix == ".toml":
             schema = text.partition("\n")[0] + "\n" if text.startswith("# schema") else ""
-            return schema + to_toml(redactor.value(tomllib.loads(text)))
+            return schema + to_toml(redactor.document(tomllib.loads(text)))
         if suffix in (".json", ".jsonl"):
             value: Any = json.loads(text)
             return encode(redactor.value(value)) + "\n"

@@ -157,12 +157,13 @@ async def try_reward(
         plugins = plugins_of(read_layers([run_config], (), Path.cwd())[0])
     catalogue = Catalogue.load(plugins)
     given = {".".join(path): value for path, value in map(parse_override, options)}
-    named = expand(("rewards", "0"), name)
+    named: Any = expand(("rewards", "0"), name)
     if "function" in named:
         name, given["function"] = named["name"], named["function"]
     tree = with_origins(given, Origin(COMMAND_LINE, directory=Path.cwd()))
     # Paths are made absolute here, because the reward's process works in another folder.
-    chosen = Chosen("reward", name, plain_tree(tree, catalogue.target("reward", name).options_model()))
+    reward_options: Any = plain_tree(tree, catalogue.target("reward", name).options_model())
+    chosen = Chosen("reward", name, reward_options)
     workers = LocalWorkers(plugins)
     try:
         table = RewardChoice(chosen=chosen)

@@ -23,6 +23,32 @@ BOX = ("relax-core", *sorted(folder.name for folder in (DOCS.parent / "plugins")
 LEARNED = DOCS / "recorded" / "learning.json"
 RECIPES = DOCS / "recorded" / "recipes.json"
 GRADIENTS = DOCS / "recorded" / "gradients.json"
+METRIC_GROUPS = {
+    "reward": "Rewards of the step's samples, before the update.",
+    "eval": "Results on held-out sets, which are never trained on.",
+    "pairs": "Preference pairs: rewards of chosen and rejected rows.",
+    "lag": "Completed steps between the weights that sampled a token and the weights that train on it.",
+    "time": "Seconds in the step. Roles work concurrently, so only the parts of one role add up to the step.",
+    "tokens": "Tokens of the step, and their rates.",
+    "samples": "Counts of the ledger. Totals of the run satisfy issued = trained + dropped + in_flight at every step.",
+    "length": "Lengths of rows and truncation of samples.",
+    "policy": "Comparison of the trained policy with the policy that sampled, and with the reference.",
+    "distill": "Distance between the policy and its teacher, in distillation.",
+    "train": "The optimizer step, and the mismatch between engine and trainer.",
+    "trainer": "The actor's computing in the step. Counted are matrix products and attention, without padding and "
+    "recomputation; models with vision or audio inputs are not counted.",
+    "routing": "Routing replay in mixture-of-experts models.",
+    "critic": "The critic's step, which trains on the rows of the actor's step.",
+    "weights": "Weights published to engines.",
+    "bus": "Rows on the bus between roles.",
+    "memory": "Memory of devices that several worker groups share.",
+    "engines": "The engines of the policy, sampled twice a second; signals of scaling policies.",
+    "restarts": "Replaced roles and workers; totals of the run.",
+    "guards": "Findings of the guards, which watch training metrics; totals of the run.",
+    "retries": "Work that was repeated after a fault it did not cause; totals of the run.",
+    "events": "Completeness of the run's own record.",
+}
+"""Group of metrics -> the text below its heading."""
 MADE = "<!-- Generated from the code by docs/generate.py. Edit the code, not this page. -->\n\n"
 
 
@@ -35,9 +61,14 @@ def configuration() -> str:
 
 
 def metrics() -> str:
-    from relax_core.observe.metrics import reference
+    """Return the table of metrics of each group."""
+    from relax_core.observe.metrics import METRICS
 
-    return reference()
+    lines = ["# Metrics", "", _METRICS]
+    for group, text in METRIC_GROUPS.items():
+        lines += ["", f"## {group}", "", text, "", "| key | what it is |", "|---|---|"]
+        lines += [f"| `{each.key}` | {each.help} |" for each in METRICS if each.key.partition("/")[0] == group]
+    return "\n".join(lines) + "\n"
 
 
 def kinds() -> str:
@@ -244,6 +275,10 @@ def _default(option: Any) -> str:
 
 
 _NONE = object()
+_METRICS = """\
+Each line of `metrics.jsonl` has `schema`, `step`, `time` (Unix seconds), `elapsed_s` (seconds of the run) and some of
+these keys. A step may have several lines; `relax_core.open_run(DIR).metrics()` merges them. A value that is not finite
+is null. Keys are stable. Plugins add keys under groups of their own."""
 _BESIDE = """\
 The table compares gradients on one batch in float64, each algorithm with its defaults. *Cosine* is between the algorithm's
 gradient and GRPO's, with respect to the log-probs of the rows' tokens. *Difference* is the length of the difference of both

@@ -35,32 +35,6 @@ class Metric:
         return re.fullmatch("".join("[^/]+" if p.startswith("<") else re.escape(p) for p in parts), key) is not None
 
 
-GROUPS = {
-    "reward": "Rewards of the step's samples, before the update.",
-    "eval": "Results on held-out sets, which are never trained on.",
-    "pairs": "Preference pairs: rewards of chosen and rejected rows.",
-    "lag": "Completed steps between the weights that sampled a token and the weights that train on it.",
-    "time": "Seconds in the step. Roles work concurrently, so only the parts of one role add up to the step.",
-    "tokens": "Tokens of the step, and their rates.",
-    "samples": "Counts of the ledger. Totals of the run satisfy issued = trained + dropped + in_flight at every step.",
-    "length": "Lengths of rows and truncation of samples.",
-    "policy": "Comparison of the trained policy with the policy that sampled, and with the reference.",
-    "distill": "Distance between the policy and its teacher, in distillation.",
-    "train": "The optimizer step, and the mismatch between engine and trainer.",
-    "trainer": "The actor's computing in the step. Counted are matrix products and attention, without padding and "
-    "recomputation; models with vision or audio inputs are not counted.",
-    "routing": "Routing replay in mixture-of-experts models.",
-    "critic": "The critic's step, which trains on the rows of the actor's step.",
-    "weights": "Weights published to engines.",
-    "bus": "Rows on the bus between roles.",
-    "memory": "Memory of devices that several worker groups share.",
-    "engines": "The engines of the policy, sampled twice a second; signals of scaling policies.",
-    "restarts": "Replaced roles and workers; totals of the run.",
-    "guards": "Findings of the guards, which watch training metrics; totals of the run.",
-    "retries": "Work that was repeated after a fault it did not cause; totals of the run.",
-    "events": "Completeness of the run's own record.",
-}
-
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "Mean reward of the step's judged samples"),
     Metric("reward/std", "Standard deviation of the rewards of the step's judged samples"),
@@ -434,21 +408,3 @@ def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
 def mean(values: Collection[float]) -> float | None:
     """Return the mean, or None of no values."""
     return sum(values) / len(values) if values else None
-
-
-def reference(metrics: Iterable[Metric] = METRICS) -> str:
-    """Return the reference page of all metrics in Markdown."""
-    by_group: dict[str, list[Metric]] = {group: [] for group in GROUPS}
-    for known in metrics:
-        by_group.setdefault(known.key.partition("/")[0], []).append(known)
-    lines = ["# Metrics", "", _INTRODUCTION]
-    for group, members in by_group.items():
-        lines += ["", f"## {group}", "", GROUPS.get(group, ""), "", "| key | what it is |", "|---|---|"]
-        lines += [f"| `{member.key}` | {member.help} |" for member in members]
-    return "\n".join(lines) + "\n"
-
-
-_INTRODUCTION = """\
-Each line of `metrics.jsonl` has `schema`, `step`, `time` (Unix seconds), `elapsed_s` (seconds of the run) and some of
-these keys. A step may have several lines; `relax_core.open_run(DIR).metrics()` merges them. A value that is not finite
-is null. Keys are stable. Plugins add keys under groups of their own."""

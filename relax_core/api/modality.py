@@ -68,7 +68,7 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
         """Process the bytes of a medium. Raises ValueError with medium and reason if the bytes can't be read."""
 
-    def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
+    def facts(self, media: Media, data: bytes) -> Mapping[str, object]:
         """Return facts to display from the medium's header: seconds, width, ... Raises ValueError for a bad header."""
         return {}
 

@@ -113,7 +113,7 @@ def _damage(file: Path) -> str:
     return f"is cut short: it has {size} of {whole} bytes" if size < whole else ""
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, object]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ValueError("the file is not a JSON object")

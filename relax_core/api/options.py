@@ -47,7 +47,7 @@ class Options(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+    def _bounded(cls, value: Any, info: ValidationInfo) -> object:
         """Refuse a number that no part of a run could use."""
         if fault := _unbounded(value, str(info.field_name)):
             raise PydanticCustomError("bounded", fault)
@@ -171,7 +171,7 @@ class Secret:
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, object]:
         return {"type": "string", "pattern": "^(env|file):.+$"}
 
 

@@ -81,7 +81,7 @@ class Sampler(Configurable[OptionsT], Generic[OptionsT]):
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
         """Receive the rewards of a finished group; `task` is the index of its task."""
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """Return the sampler's state as JSON data, which every checkpoint contains; empty for a stateless sampler."""
         return {}
 

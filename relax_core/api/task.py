@@ -52,7 +52,7 @@ class ToolCall:
         object.__setattr__(self, "arguments", _with_lists(self.arguments))
 
 
-def _with_lists(value: Any) -> Any:
+def _with_lists(value: Any) -> object:
     """Return JSON data with every tuple as a list."""
     if isinstance(value, Mapping):
         return {key: _with_lists(item) for key, item in value.items()}

@@ -76,7 +76,7 @@ def _print(records: Iterable[dict[str, Any]], as_json: bool) -> None:
             say(readable_record(record))
 
 
-def _from_address(client: ControlClient, query: Mapping[str, Any], said: list[str]) -> Iterator[dict[str, Any]]:
+def _from_address(client: ControlClient, query: Mapping[str, Any], said: list[str]) -> Iterator[dict[str, object]]:
     """Yield the records that a control API sends; append its remarks to `said`. Raises InfrastructureError if it ends early."""
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.logs import REMARKS, parsed_record

@@ -100,7 +100,7 @@ class CommandGroup(TyperGroup):
             listed.add_command(TyperCommand(name, help=offered.command.help))
         return listed
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Run the command; charge an unexpected exception in a plugin's command to the plugin."""
         try:
             return super().invoke(ctx)

@@ -253,7 +253,7 @@ def _change(
     address: str,
     token_file: Path | None,
     fields: Mapping[str, Any] | None = None,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     """Ask a run here or at an address for a change; return its name or address, and the operation once it is done."""
     from relax_core.control_api.run_control import RunControl
     from relax_core.views.run import open_run

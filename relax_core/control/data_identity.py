@@ -33,7 +33,7 @@ def data_paths(config: RunConfig) -> Iterator[tuple[str, Path]]:
         yield "model.chat_template", Path(config.model.chat_template)
 
 
-def content_of(path: Path) -> dict[str, Any]:
+def content_of(path: Path) -> dict[str, object]:
     """Return the size in bytes and the hash of a file, or of all files of a folder with their names."""
     files = [path]
     if path.is_dir():  # without the caches that `datasets` writes when it reads a folder
@@ -48,7 +48,7 @@ def content_of(path: Path) -> dict[str, Any]:
     return {"size_bytes": size, "digest": digest.hexdigest()}
 
 
-def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) -> dict[str, object]:
     """Return the content of each task file by path, as in `known` or read now for a new path.
 
     Raises ConfigError for a file whose content differs from `known`.

@@ -313,7 +313,7 @@ def prepare(
     return Prepared(catalogue, directory, tuple(stages), notices, runner)
 
 
-def _data_of(configs: Sequence[RunConfig], run_dir: Path) -> dict[str, Any]:
+def _data_of(configs: Sequence[RunConfig], run_dir: Path) -> dict[str, object]:
     """Return the content of all task files for `data.json`. Raises ConfigError if one has changed since the run began."""
     document = read_document(run_dir / f"{DATA}.json") or {}
     found = dict(document.get("files") or {})

@@ -73,7 +73,7 @@ def run(
     display: Display | None = None,
     *,
     obey: Callable[[Receive], AbstractContextManager[None]] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a prepared run to its end in a new event loop; return the summary or raise the error that ended the run.
 
     A run that was ended by a second Ctrl-C has the status `interrupted`. `obey`: passes signals to its argument while
@@ -82,7 +82,7 @@ def run(
     with waiting_for(f"starting the runner {prepared.config.run.runner}"):
         runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
 
-    async def supervise() -> dict[str, Any]:
+    async def supervise() -> dict[str, object]:
         controller = RunController(prepared, runner, display)
         with (obey or obey_signals)(receiver(controller)):
             return await controller.run()
@@ -216,7 +216,7 @@ class RunController:
         """Ask for a checkpoint after the current step; call it from the event loop."""
         self._commands.append(SaveCheckpoint())
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self) -> dict[str, object]:
         """Run every stage, obeying stop requests, and return the run's summary. Raises the error that ended the run."""
         async with attended(self._take_commands()):
             return await self._run_stages()
@@ -231,7 +231,7 @@ class RunController:
                     self._commands.append(command)
             await self._clock.sleep(WATCH_S)
 
-    async def _run_stages(self) -> dict[str, Any]:
+    async def _run_stages(self) -> dict[str, object]:
         """Run every stage and return the run's summary. Raises the error that ended the run, after recording it."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
         observers, directory = catalogue.observers(), prepared.directory
@@ -289,7 +289,7 @@ class RunController:
             self._former = total([self._former, account])
         return list(left[1:])
 
-    async def _run_stage(self, stage: PreparedStage, recorder: Recorder) -> tuple[bool, dict[str, Any]]:
+    async def _run_stage(self, stage: PreparedStage, recorder: Recorder) -> tuple[bool, dict[str, object]]:
         """Run one stage until its roles have returned; return True if it finished, and the account of its samples."""
         launch, stages = stage.launch, self._prepared.stages
         self._running, self._last_event = set(launch.plan.roles), 0
@@ -453,7 +453,7 @@ class RunController:
         if failed and config.guards.first_step == "stop":
             raise Diverged(f"guards.first_step is stop: {'; '.join(fault_lines(checks)[: len(failed)])}")
 
-    async def _account(self) -> dict[str, Any]:
+    async def _account(self) -> dict[str, object]:
         """Return the counts of the samples; empty if the bus never started or is lost."""
         try:
             account, measured = await self._runner.bus.account(), await self._runner.bus.statistics()
@@ -481,7 +481,7 @@ def _sweep_weights(launch: Launch) -> None:
         sweep_published(launch.run_dir)
 
 
-def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, object]:
     """Add up accounts of several stages: numbers, and counts by reason or length; a flag must be true in each."""
     added: dict[str, Any] = {}
     for account in accounts:

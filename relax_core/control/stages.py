@@ -130,13 +130,13 @@ def document(stages: Sequence[Stage]) -> str:
     tables: list[dict[str, Any]] = []
     for at, stage in enumerate(stages):
         own = dict(_differing(stage.config.dump(), first)) if at else {}
-        if at and isinstance(own.get("model"), dict):
-            own["model"].pop("path", None)
+        if isinstance(model := own.get("model"), dict):
+            model.pop("path", None)
         tables.append({"name": stage.name, **own})
     return to_toml({**first, "stages": tables})
 
 
-def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     for key, value in mine.items():
         theirs = other.get(key)
         if value == theirs:

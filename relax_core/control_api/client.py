@@ -95,7 +95,7 @@ class ControlClient:
 
     def _call(
         self, method: str, path: str, headers: Mapping[str, str], fields: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         for left in reversed(range(TRIES)):
             try:
                 answer = self._http.request(method, path, headers=dict(headers), json=dict(fields) if fields else None)
@@ -126,7 +126,7 @@ class ControlClient:
             fix = "repeat the command" if begun else FIX
             raise InfrastructureError(f"{self.address} {what} ({error}); {fix}") from error
 
-    def _document(self, content: bytes) -> dict[str, Any]:
+    def _document(self, content: bytes) -> dict[str, object]:
         with contextlib.suppress(ValueError, RecursionError):
             document = json.loads(content)
             if isinstance(document, dict):

@@ -159,7 +159,7 @@ class Book:
             self.operations[one.id] = changed
         return again
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the book as JSON data, for `Book.of`."""
         return {"number": self.number, "operations": [asdict(one) for one in self.operations.values()]}
 

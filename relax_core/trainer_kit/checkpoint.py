@@ -176,7 +176,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> dict[str, object]:
     """Return the global random states of Python, numpy and torch as JSON data, so that a checkpoint needs no pickle."""
     version, keys, gauss = random.getstate()
     name, numpy_keys, position, has_gauss, cached = np.random.get_state(legacy=True)

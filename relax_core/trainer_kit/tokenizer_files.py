@@ -81,7 +81,7 @@ class TokenizerFiles:
     def _with_defaults(self, text: str) -> str:
         return text if text.startswith(self.defaults) else self.defaults + text
 
-    def _settings_with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def _settings_with_defaults(self, settings: dict[str, Any]) -> dict[str, object]:
         """Return settings whose template, or each template of a list, begins with the defaults."""
         own = settings.get("chat_template")
         if isinstance(own, str):

@@ -77,7 +77,7 @@ class Update:
         """Record metrics of a micro-batch as (sum, count)."""
         self._metrics.append(metrics)
 
-    def share(self, speaks: bool = True) -> dict[str, Any]:
+    def share(self, speaks: bool = True) -> dict[str, object]:
         """Return this rank's counts, loss terms and metrics as plain data.
 
         The data are empty unless `speaks`: the ranks of a tensor-parallel group compute the same rows, so only the
@@ -187,7 +187,7 @@ class LossScale:
         if self.dynamic and self.held >= self.window:
             self.value, self.held = min(MAX_SCALE, self.value * 2), 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {"value": self.value, "held": self.held}
 
     def restore(self, state: dict[str, Any] | None) -> None:

@@ -48,7 +48,7 @@ def why_answer(view: RunView, wall: float) -> dict[str, object]:
         }  # fmt: skip
 
 
-def engines_answer(view: RunView, wall: float) -> dict[str, Any]:
+def engines_answer(view: RunView, wall: float) -> dict[str, object]:
     """Return the engines of all pools as the run last described them; empty for a run that has ended."""
     with readable_documents(view):
         state, roles = health(view, wall), view.status().get("roles", [])

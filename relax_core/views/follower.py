@@ -148,7 +148,7 @@ class RunFollower:
         return event
 
 
-def without_repeated_steps(past: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_repeated_steps(past: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
     """Return the records of events without the steps that a rollback undid and that were trained again later."""
     kept: list[dict[str, Any]] = []
     repeated = math.inf  # earliest step whose repetition is recorded later

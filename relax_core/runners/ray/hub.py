@@ -67,7 +67,7 @@ def find_hub(run_id: str) -> Any:
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
-def hub_options(run_id: str) -> dict[str, Any]:
+def hub_options(run_id: str) -> dict[str, object]:
     """Return the actor options of a run's hub, which stays on the driver's node because the ledger is on its disk."""
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": hub_name(run_id), "namespace": NAMESPACE, "max_concurrency": CONCURRENCY}

@@ -68,7 +68,7 @@ def plan(
         estimate.check()
 
 
-def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
+def _plan_document(estimate: RunEstimate) -> dict[str, object]:
     return {
         "schema": "relax.plan/1",
         "fits": all(budget.fits for budget in estimate.budgets),

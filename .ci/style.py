@@ -38,26 +38,26 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """One file as measured."""
 
     path: Path
     text: str
     tree: ast.Module
+    nodes: Sequence[ast.AST]
+    """All nodes of the tree: walking a tree takes longer than parsing the file."""
+    functions: Sequence[Function]
 
     @classmethod
     def read(cls, path: Path) -> Module:
         text = path.read_text(encoding="utf-8")
-        return cls(path, text, ast.parse(text))
+        nodes = [*ast.walk(tree := ast.parse(text))]
+        return cls(path, text, tree, nodes, [node for node in nodes if isinstance(node, Function)])
 
     @property
     def name(self) -> str:
         return str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else str(self.path)
-
-    @property
-    def functions(self) -> list[Function]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
 
     @property
     def lines(self) -> int:
@@ -81,7 +81,7 @@ class Module:
             yield f"{self.name}: no module docstring"
         if self.name.startswith("relax_core/") and (plugin := PLUGIN.search(self.text)):
             yield f"{self.name} contains {plugin[0]!r}: the core names no plugin"
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             for line, text in sentences(node):
                 if refused := REFUSED.search(text):
                     where = f"{self.name}:{line}: {text.splitlines()[0][:80]!r}"

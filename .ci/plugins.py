@@ -79,9 +79,7 @@ def offers(_: str) -> str:
 
 def default_tables(_: str) -> str:
     """Return the default of each table of the plugins, by name."""
-    from relax_core.config.plugin_tables import plugin_tables
-
-    own = {name: model() for name, model in plugin_tables(catalogue()).items()}
+    own = {name: model() for name, model in catalogue().tables().items()}
     defaults = {name: table.model_dump(mode="json", exclude_none=True) for name, table in own.items()}
     return json.dumps(defaults, indent=1, sort_keys=True) + "\n"
 

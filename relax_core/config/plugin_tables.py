@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.errors import ConfigError
 from relax_core.api.options import TableOptions
 from relax_core.config.layers import Node, plain
 from relax_core.config.problems import unknown_key
@@ -13,20 +11,9 @@ from relax_core.config.run_config import table_keys, top_level_keys
 from relax_core.registry.catalogue import Catalogue, default_tables, unloaded
 
 
-def plugin_tables(catalogue: Catalogue) -> dict[str, type[TableOptions]]:
-    """Return the class of each table of the loaded plugins; leave out tables that cannot be imported."""
-    tables = {}
-    for name in catalogue.names("table"):
-        try:
-            tables[name] = catalogue.table(name)
-        except RelaxError:
-            continue
-    return tables
-
-
 def all_tables(catalogue: Catalogue) -> dict[str, list[str]]:
     """Return every table of the core and of plugins with its keys; options of components are not included."""
-    return {**table_keys(), **{name: list(table.model_fields) for name, table in plugin_tables(catalogue).items()}}
+    return {**table_keys(), **{name: list(table.model_fields) for name, table in catalogue.tables().items()}}
 
 
 def find_table(name: str, node: Node, catalogue: Catalogue) -> type[TableOptions] | None:
@@ -45,11 +32,7 @@ def find_table(name: str, node: Node, catalogue: Catalogue) -> type[TableOptions
     if absent is None:
         tables = all_tables(catalogue)
         raise unknown_key(name, [*top_level_keys(), *tables], tables)
-    if _is_default(plain(node), default_tables().get(name)):
+    written, default = plain(node), default_tables().get(name, {})
+    if isinstance(written, dict) and written.items() <= default.items():
         return None
     raise ConfigError(name, "a table", absent.fix) if isinstance(absent, ConfigError) else absent
-
-
-def _is_default(written: Any, default: dict[str, Any] | None) -> bool:
-    """Return True if each written key has the value of the default table."""
-    return isinstance(written, dict) and written.items() <= (default or {}).items()

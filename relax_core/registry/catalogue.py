@@ -13,7 +13,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, requires
@@ -143,6 +143,14 @@ class Catalogue:
     def table(self, name: str) -> type[TableOptions]:
         """Import the class of a plugin's configuration table."""
         return cast("type[TableOptions]", self.target("table", name))
+
+    def tables(self) -> dict[str, type[TableOptions]]:
+        """Return the class of each table of the loaded plugins; leave out tables that cannot be imported."""
+        tables = {}
+        for name in self.names("table"):
+            with suppress(RelaxError):
+                tables[name] = self.table(name)
+        return tables
 
     def target(self, kind: str, name: str) -> type[Configurable]:
         """Import the component's class, or a check's function, and check it against the contract of its kind."""

@@ -57,6 +57,9 @@ def test_a_component_that_does_not_import_is_left_out_with_a_note(catalogue: Cat
         def find(self, kind: str, name: str) -> Any:
             return catalogue.find(kind, name)
 
+        def tables(self) -> dict[str, Any]:
+            return {}
+
         def target(self, kind: str, name: str) -> Any:
             if name == "vllm":
                 raise PluginError("engine 'vllm'", "can't import")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from relax_core.api import KINDS, Component, RelaxError
 from relax_core.api.command import RelaxCommand
@@ -51,6 +51,11 @@ class CheckOutcome:
     name: str
     verdict: CheckResult
     detail: str = ""
+
+    @classmethod
+    def of(cls, distribution: str, subject: str, name: str, fault: str) -> Self:
+        """Return the result of a check that has found `fault`; empty if the check passed."""
+        return cls(distribution, subject, name, CheckResult.FAILED if fault else CheckResult.PASSED, fault)
 
     def as_dict(self) -> dict[str, str]:
         return {**asdict(self), "verdict": str(self.verdict)}
@@ -105,16 +110,13 @@ def examine(
         yield CheckOutcome(record.distribution, "", "handshake", verdict, record.frames + record.reason)
         if record.state is PluginState.OK and record.module and not record.file:
             progress(f"{record.distribution}: import")
-            detail = heavy_imports(record.module)
-            verdict = CheckResult.FAILED if detail else CheckResult.PASSED
-            yield CheckOutcome(record.distribution, "", "light_import", verdict, detail)
+            yield CheckOutcome.of(record.distribution, "", "light_import", heavy_imports(record.module))
     for subject in _subjects(records):
         yield _opens(catalogue, subject)
     for record in (record for record in records if record.state is PluginState.OK):
         for command in record.commands:
-            detail = _command_fault(catalogue, record, command)
-            verdict = CheckResult.FAILED if detail else CheckResult.PASSED
-            yield CheckOutcome(record.distribution, f"command {command.name}", "command", verdict, detail)
+            fault = _command_fault(catalogue, record, command)
+            yield CheckOutcome.of(record.distribution, f"command {command.name}", "command", fault)
 
 
 def _command_fault(catalogue: Catalogue, record: Record, command: RelaxCommand) -> str:

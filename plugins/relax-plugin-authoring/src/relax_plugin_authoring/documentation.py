@@ -22,7 +22,6 @@ from pydantic_core import PydanticUndefined
 from relax_core.api import ConfigError, Kind, Options, RelaxError, Secret
 from relax_core.api.component import BY_TABLE
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
-from relax_core.config.plugin_tables import all_tables, plugin_tables
 from relax_core.config.problems import unknown_key
 from relax_core.config.run_config import (
     DEFAULT_NAMES,
@@ -31,6 +30,7 @@ from relax_core.config.run_config import (
     core_tables,
     keys_model,
     literal,
+    table_keys,
     top_level_keys,
 )
 from relax_core.launch import Catalogue, Composed
@@ -81,7 +81,7 @@ def core_documentation() -> Iterator[TableDoc]:
 
 def plugin_documentation(catalogue: Catalogue) -> Iterator[TableDoc]:
     """Yield the tables that plugins own, each followed by the tables in it."""
-    for name, model in plugin_tables(catalogue).items():
+    for name, model in catalogue.tables().items():
         first, *rest = table_docs(name, model)
         yield replace(first, text=f"{first.text} From `{catalogue.find('table', name).distribution}`.".lstrip())
         yield from rest
@@ -171,8 +171,9 @@ def explain(key: str, composed: Composed) -> Explained:
     """Explain a key of a configuration. Raises ConfigError for an unknown key."""
     path, catalogue = key.split("."), composed.catalogue
     value, origin = _value(composed.config.dump(), path), str(composed.origin_of(key))
-    kind, tables = BY_TABLE.get(path[0]), all_tables(catalogue)
-    if own := plugin_tables(catalogue).get(path[0]):
+    kind, of_plugins = BY_TABLE.get(path[0]), catalogue.tables()
+    tables = table_keys() | {name: list(model.model_fields) for name, model in of_plugins.items()}
+    if own := of_plugins.get(path[0]):
         found = catalogue.find("table", path[0])
         says = f"table {found.title}: {found.component.help}"
         value = _value({path[0]: composed.config.table(own).model_dump(mode="json", exclude_none=True)}, path)
@@ -336,7 +337,7 @@ def schema(catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
     properties["placement"] = {"anyOf": [{"type": "string", "enum": ["colocate", "hybrid", "async"]}, mode]}
     for table, kind in BY_TABLE.items():
         properties[table] = _table(kind, catalogue, definitions, notes)
-    for name, model in plugin_tables(catalogue).items():
+    for name, model in catalogue.tables().items():
         properties[name] = _inlined(model, f"table.{name}", definitions)
     definitions["core.EngineTable"]["properties"]["engine"] = properties["engine"]
     core["required"] = [key for key in core.get("required", []) if key in ("model", "data")]

@@ -10,7 +10,6 @@ from .control_api.client import (
 )
 from .control_api.operations import (
     ACTIONS as ACTIONS,
-    Action as Action,
     Book as Book,
     ControlOperation as ControlOperation,
     Facts as Facts,

@@ -75,8 +75,9 @@ from .role import (
     WorkerSpec as WorkerSpec, Workers as Workers,
 )
 from .run_commands import (
-    COMMANDS as COMMANDS, Command as Command, Continue as Continue, Evaluate as Evaluate, Pause as Pause,
+    Command as Command, Continue as Continue, Evaluate as Evaluate, Pause as Pause,
     Profile as Profile, SaveCheckpoint as SaveCheckpoint, ScaleRequest as ScaleRequest, Stop as Stop,
+    named_command as named_command,
 )
 from .sandbox import (
     Box as Box, OpenBox as OpenBox, ProgramEnd as ProgramEnd, ProgramResult as ProgramResult, Sandbox as Sandbox,

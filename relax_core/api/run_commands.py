@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,11 @@ COMMANDS: Mapping[str, type[Command]] = {
     "profile": Profile, "scale": ScaleRequest,
 }  # fmt: skip
 """Name of each command in files and in the control API -> its type."""
+NAMES: Mapping[type[Command], str] = {kind: name for name, kind in COMMANDS.items()}
+
+
+def named_command(name: str, **fields: Any) -> Command:
+    """Return a command by its name. Raises KeyError for an unknown name, TypeError for a missing or unknown field."""
+    kind: Any = COMMANDS[name]
+    command: Command = kind(**fields)
+    return command

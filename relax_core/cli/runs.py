@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.api.run_commands import Stop
+from relax_core.api.run_commands import Command, Continue, Evaluate, Pause, Profile, SaveCheckpoint, Stop
 from relax_core.cli.detached import start_detached
 from relax_core.cli.graph import dry_run as check_only
 from relax_core.cli.terminal import (
@@ -40,7 +40,6 @@ from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
-    from relax_core.control_api.operations import Action
     from relax_core.views.run import RunView
 
 
@@ -247,21 +246,16 @@ def _answer(what: str, run: str | None, address: str, token_file: Path | None) -
 
 
 def _change(
-    action: Action,
-    run: str | None,
-    wait_s: float,
-    address: str,
-    token_file: Path | None,
-    fields: Mapping[str, Any] | None = None,
-) -> tuple[str, dict[str, object]]:
+    command: Command, run: str | None, wait_s: float, address: str, token_file: Path | None
+) -> tuple[str, dict[str, Any]]:
     """Ask a run here or at an address for a change; return its name or address, and the operation once it is done."""
     from relax_core.control_api.run_control import RunControl
     from relax_core.views.run import open_run
 
     if address:
-        return address, remote(address, token_file, run).change(action, wait_s, fields=fields)
+        return address, remote(address, token_file, run).change(command, wait_s)
     view = open_run(run)
-    return view.name, RunControl(view).change(action, wait_s, fields)
+    return view.name, RunControl(view).change(command, wait_s)
 
 
 def pause(
@@ -276,7 +270,7 @@ def pause(
     Rollout generates on as far as max_staleness allows. After guards.pause_timeout_s without
     `relax continue` the run fails and can be resumed.
     """
-    print_operation(*_change("pause", run, wait_s, address, token_file), json)
+    print_operation(*_change(Pause(), run, wait_s, address, token_file), json)
 
 
 def checkpoint(
@@ -291,7 +285,7 @@ def checkpoint(
     The command waits until the checkpoint is complete. Sending SIGUSR1 to the run's process also requests a checkpoint.
     Any user with write access to the run directory may do this.
     """
-    print_operation(*_change("checkpoint", run, wait_s, address, token_file), json)
+    print_operation(*_change(SaveCheckpoint(), run, wait_s, address, token_file), json)
 
 
 def evaluate(
@@ -306,7 +300,7 @@ def evaluate(
     A run with a rollout evaluates with its engines, also while it is paused; a run on given rows does so after its
     current step. Scheduled evaluations follow as before. The command waits for the result.
     """
-    print_operation(*_change("evaluate", run, wait_s, address, token_file), json)
+    print_operation(*_change(Evaluate(), run, wait_s, address, token_file), json)
 
 
 def profile(
@@ -323,7 +317,7 @@ def profile(
     operations for each step, of each rank of profile.ranks and of the engine. The command waits until the actor's last
     step is profiled.
     """
-    print_operation(*_change("profile", run, wait_s, address, token_file, {"steps": steps}), json)
+    print_operation(*_change(Profile(steps), run, wait_s, address, token_file), json)
 
 
 def continue_(
@@ -338,7 +332,7 @@ def continue_(
     This accepts the step that caused a guard's pause; `relax why` shows the cause. Any user with write access to the run
     directory may do this.
     """
-    print_operation(*_change("continue", run, wait_s, address, token_file), json)
+    print_operation(*_change(Continue(), run, wait_s, address, token_file), json)
 
 
 def stop(
@@ -355,7 +349,7 @@ def stop(
     """
     from relax_core.views.run import health, open_run
 
-    where, operation = _change("stop", run, wait_s, address, token_file)
+    where, operation = _change(Stop(), run, wait_s, address, token_file)
     if address:
         print_operation(where, operation, json)
         return

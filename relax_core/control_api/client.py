@@ -8,15 +8,15 @@ import json
 import os
 import stat
 import time
-import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.files import read_text
-from relax_core.control_api.operations import Action
-from relax_core.control_api.run_control import until_done
+from relax_core.api.run_commands import NAMES, Command, ScaleRequest
+from relax_core.control_api.run_control import key_of, until_done
 
 TOKEN = "RELAX_TOKEN"
 SHORTEST = 16
@@ -53,6 +53,21 @@ class Answered(ConfigError):
         self.refused = refused
 
 
+def route(command: Command) -> tuple[str, Mapping[str, Any]]:
+    """Return the route of the control API for a command, and the fields of the request's body."""
+    if not isinstance(command, ScaleRequest):
+        return f"/{NAMES[type(command)]}", asdict(command)
+    if command.engine:
+        return f"/engines/{command.engine}/drain", {}
+    if command.cancel:
+        return f"/operations/{command.cancel}/cancel", {}
+    if command.address:
+        return "/engines/join", {"address": command.address}
+    if command.node:
+        return "/engines/drain", {"node": command.node}
+    return "/engines", {"pool": command.pool, "target": command.target, "keep_partial": command.keep_partial}
+
+
 class ControlClient:
     """Calls to the control API of one run."""
 
@@ -78,18 +93,18 @@ class ControlClient:
         """Return the document of a route."""
         return self._call("GET", path, {})
 
-    def ask(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, command: Command, *, dry_run: bool = False) -> dict[str, Any]:
         """Ask for a change once; return the operation, or what a dry run answers. Raises ConfigError."""
-        return self._call("POST", path, {"idempotency-key": uuid.uuid4().hex}, fields)
+        path, fields = route(command)
+        more = {"dry_run": True} if dry_run else {}
+        return self._call("POST", path, {"idempotency-key": key_of(command)}, {**fields, **more})
 
-    def change(
-        self, action: Action, wait_s: float, path: str = "", fields: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def change(self, command: Command, wait_s: float) -> dict[str, Any]:
         """Ask for a change and wait until it is done; return the operation.
 
         Raises ConfigError if the run refuses it, InfrastructureError if it fails or is not done within `wait_s`.
         """
-        asked = self.ask(path or f"/{action}", fields or {})
+        asked = self.ask(command)
         later = f"it stays requested as operation {asked['id']}; see `relax why --address {self.address}`"
         return until_done(asked, lambda: self.get(f"/operations/{asked['id']}"), wait_s, POLL_S, self.address, later)
 

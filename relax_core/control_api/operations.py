@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import asdict, dataclass, field, fields as dataclass_fields, replace
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.run_commands import ScaleRequest
+from relax_core.api.run_commands import NAMES, Command, Profile, ScaleRequest, named_command
 from relax_core.engines import scaling
 from relax_core.engines.scaling import GOOD, PoolScaling
 from relax_core.views.answers import try_draining, try_scaling
@@ -76,9 +76,15 @@ class ControlOperation:
     profiles: int = 0
     """Steps that had been profiled at the request."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request: of `ScaleRequest` without its key if the action is `scale`, `steps` if it is `profile`."""
+    """Fields of the command that differ from their defaults, and the pool of a request to scale; without its key."""
     pools: tuple[str, ...] = ()
     """Pools that the action `scale` changes, of which each gets the request."""
+
+    @property
+    def command(self) -> Command:
+        """The command that was asked of the run."""
+        key = {"key": self.key} if self.action == "scale" else {}
+        return named_command(self.action, **key, **self.fields)
 
 
 class Refused(ConfigError):
@@ -102,19 +108,19 @@ class Book:
         """Continue a book; `number` is the number of the last operation ever asked."""
         self.operations, self.number = dict(operations or {}), number
 
-    def ask(
-        self, action: Action, key: str, facts: Facts, now: float, fields: Mapping[str, Any] | None = None
-    ) -> tuple[ControlOperation, bool]:
-        """Return the operation of a key, and True if the run must now be asked for it. Raises Refused.
+    def ask(self, command: Command, key: str, facts: Facts, now: float) -> tuple[ControlOperation, bool]:
+        """Return the operation of a key, and True if the run must now get the command. Raises Refused.
 
-        A change that needs nothing of the run is done at once: its newest step has a checkpoint, or it has ended.
+        `key`: that of the command itself, if the command has one. A change that needs nothing of the run is done at
+        once: its newest step has a checkpoint, or it has ended.
         """
+        action = cast(Action, NAMES[type(command)])
         if not _KEY.fullmatch(key):
             fix = "send a header Idempotency-Key with 1 to 128 printable characters without spaces, new for each change"
             raise Refused(400, "Idempotency-Key", repr(key[:128]), fix)
         known = next((one for one in self.operations.values() if one.key == key), None)
         if known is not None:
-            if known.action != action or known.fields != (fields or {}):
+            if known.command != command:
                 got = f"the key of operation {known.id}, which is another {known.action}"
                 raise Refused(409, "Idempotency-Key", got, f"send another key for a {action}")
             return known, False
@@ -123,16 +129,19 @@ class Book:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
         if action == "evaluate" and not facts.sets:
             raise Refused(409, "eval.every", "0, so the run has no evaluation sets", "set it when you start a run")
-        if action == "profile" and not 1 <= (steps := (fields or {})["steps"]) <= MOST_PROFILED:
-            raise Refused(400, "steps", f"{steps}", f"give a number from 1 to {MOST_PROFILED}")
+        if isinstance(command, Profile) and not 1 <= command.steps <= MOST_PROFILED:
+            raise Refused(400, "steps", f"{command.steps}", f"give a number from 1 to {MOST_PROFILED}")
         pools: tuple[str, ...] = ()
-        if action == "scale":
-            pools = tuple(one.pool for one, _ in expected(ScaleRequest(key, **fields or {}), facts, now))
+        if isinstance(command, ScaleRequest):
+            pools = tuple(operation.pool for operation, _ in expected(command, facts, now))
         elif same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
+        given = {field.name: (getattr(command, field.name), field.default) for field in dataclass_fields(command)}
+        given.pop("key", None)
+        fields = {name: value for name, (value, default) in given.items() if value != default or name == "pool"}
         made = ControlOperation(
             f"{self.number + 1}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
-            profiles=facts.profiles, fields=fields or {}, pools=pools,
+            profiles=facts.profiles, fields=fields, pools=pools,
         )  # fmt: skip
         state, detail = _outcome(made, facts)
         if state == "failed":

@@ -11,14 +11,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from relax_core.api.errors import InfrastructureError, RelaxError
-from relax_core.api.run_commands import COMMANDS, Profile, ScaleRequest
+from relax_core.api.run_commands import Command, Profile, ScaleRequest
 from relax_core.api.trainer import Trainer
 from relax_core.control.stages import resumable_step
-from relax_core.control_api.operations import Action, Book, ControlOperation, Facts, Refused
+from relax_core.control_api.operations import Book, ControlOperation, Facts, Refused
 from relax_core.registry.catalogue import Catalogue
 from relax_core.views.answers import scaling_of
 from relax_core.views.follower import EvaluationCount, ProfileCount
@@ -46,13 +46,13 @@ class RunControl:
                 scaling_of(self.view),
             )  # fmt: skip
 
-    def ask(self, action: Action, key: str, fields: Mapping[str, Any] | None = None) -> tuple[ControlOperation, bool]:
-        """Return the operation of a key, and True if the run was asked for it just now. Raises Refused."""
+    def ask(self, command: Command, key: str) -> tuple[ControlOperation, bool]:
+        """Return the operation of a key, and True if the run got the command just now. Raises Refused."""
         with self._lock:
-            if action == "profile":
+            if isinstance(command, Profile):
                 check_profiles(self.view)
             known = self.book.number
-            operation, asks = self.book.ask(action, key, self.facts(), time.time(), fields)
+            operation, asks = self.book.ask(command, key, self.facts(), time.time())
             if self.book.number != known:
                 self.keep()  # first, so that a caller who repeats the request after a crash gets this operation
             if asks:
@@ -70,14 +70,12 @@ class RunControl:
             if self.book.operations != before:
                 self.keep()
 
-    def change(
-        self, action: Action, wait_s: float, fields: Mapping[str, Any] | None = None, key: str = ""
-    ) -> dict[str, Any]:
+    def change(self, command: Command, wait_s: float) -> dict[str, Any]:
         """Ask for a change and wait until it is done; return the operation as JSON data.
 
         Raises Refused, or InfrastructureError if it fails or is not done within `wait_s`.
         """
-        asked, _ = self.ask(action, key or uuid.uuid4().hex, fields)
+        asked, _ = self.ask(command, key_of(command))
 
         def look() -> dict[str, Any]:
             self.settle()
@@ -90,14 +88,15 @@ class RunControl:
         """Keep the book, of which an operation has changed."""
 
     def _send(self, operation: ControlOperation) -> None:
-        if operation.action == "scale":
-            for pool in operation.pools:
-                self.view.send(ScaleRequest(operation.key, **{**operation.fields, "pool": pool}))
-        elif operation.action == "profile":
-            done = self._profiles.now() - operation.profiles
-            self.view.send(Profile(max(operation.fields["steps"] - done, 1)))
-        else:
-            self.view.send(COMMANDS[operation.action](**operation.fields))
+        match operation.command:
+            case ScaleRequest() as request:
+                for pool in operation.pools:
+                    self.view.send(replace(request, pool=pool))
+            case Profile(steps):
+                done = self._profiles.now() - operation.profiles
+                self.view.send(Profile(max(steps - done, 1)))
+            case command:
+                self.view.send(command)
 
 
 def check_profiles(view: RunView) -> None:
@@ -111,6 +110,11 @@ def check_profiles(view: RunView) -> None:
         return
     if not kind.profiles:
         raise Refused(409, "trainer.name", name, "this trainer can't record profiles: start a run with another one")
+
+
+def key_of(command: Command) -> str:
+    """Return the idempotency key of a command, a new one if the command has none."""
+    return command.key if isinstance(command, ScaleRequest) else uuid.uuid4().hex
 
 
 def until_done(

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, Self
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
-from relax_core.api.run_commands import COMMANDS, Command
+from relax_core.api.run_commands import NAMES, Command, named_command
 from relax_core.observe.epoch import WriterLock
 from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import (
@@ -55,7 +55,6 @@ OF_THE_END = ("summary.json", "report.html", "reward.png")
 """Files that describe a finished run. The next start of the run deletes these files, and its end writes new ones."""
 SENT = ".commands"
 """Folder with a file for each command that the run's process has not taken yet."""
-COMMAND_NAMES: Mapping[type[Command], str] = {kind: name for name, kind in COMMANDS.items()}
 logger = logging.getLogger(__name__)
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
@@ -272,7 +271,7 @@ class RunDirectory:
         folder = self.path / SENT
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
-        document = {"command": COMMAND_NAMES[type(command)], **asdict(command)}
+        document = {"command": NAMES[type(command)], **asdict(command)}
         write_document(folder / f"{time.time_ns()}-{os.getpid()}.json", "relax.command/1", document)
 
     def take_commands(self) -> list[Command]:
@@ -282,8 +281,9 @@ class RunDirectory:
             try:
                 fields = {**(read_document(path) or {})}
                 fields.pop("schema", None)
-                kind = COMMANDS[fields.pop("command")]
-                commands.append(checked(kind(**fields), kind, "command"))
+                command = named_command(fields.pop("command"), **fields)
+                checked(command, type(command), "command")
+                commands.append(command)
             except (ConfigError, KeyError, TypeError, WrongShape) as error:
                 logger.warning("a command to the run was ignored: %s: %s", path.name, error)
             with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from relax_core.api.run_commands import ScaleRequest
 from relax_core.control.prepare import plan_run
 from relax_core.control_api.run_control import RunControl
 from relax_core.engines.scaling import ScalingOperation
@@ -59,7 +60,7 @@ def durations(operation: ScalingOperation, asked: float) -> dict[str, float]:
 def changes(run: Path, target: int) -> dict[str, float]:
     """Ask a live run for a number of engines, wait, and return the durations."""
     control, key, asked = RunControl(open_run(run)), uuid.uuid4().hex, time.time()
-    control.change("scale", CHANGE_S, {"pool": "rollout", "target": target}, key)
+    control.change(ScaleRequest(key, target=target), CHANGE_S)
     operation = control.facts().pools["rollout"].find(key)
     assert operation is not None and operation.times, f"the run remembers {key}"
     return durations(operation, asked)

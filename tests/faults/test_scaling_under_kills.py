@@ -13,10 +13,10 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
+from relax_core.api.run_commands import ScaleRequest, Stop
 from relax_core.control_api.operations import Refused
 from relax_core.control_api.run_control import RunControl
 from relax_core.engines.scaling import PoolScaling
@@ -52,14 +52,14 @@ def test_fifty_operations_among_kills_lose_nothing_and_no_unproved_engine_serves
 
     def alone() -> bool:
         with contextlib.suppress(Refused):
-            control.ask("scale", uuid.uuid4().hex, {"pool": "rollout", "target": 1})
+            control.ask(ScaleRequest(key := uuid.uuid4().hex, target=1), key)
         time.sleep(1.0)
         pool = pool_of(control)
         return pool.engines == ["engine-0"] and pool.open is None
 
     until(alone, "one engine is left")
     run.until_more_steps(2)
-    assert control.change("stop", 120.0)["state"] == "done"
+    assert control.change(Stop(), 120.0)["state"] == "done"
     assert run.end() == 130, run.err
     summary = open_run(path).summary()
     assert summary["balanced"] is True and summary["samples_trained"] and summary["max_lag"] <= 1
@@ -72,9 +72,9 @@ def test_fifty_operations_among_kills_lose_nothing_and_no_unproved_engine_serves
 
 def operate(run: Running, control: RunControl, random: Random) -> str:
     """Ask for one change, kill engines meanwhile, and wait; return the end of its operation, or nothing if none moved."""
-    key = uuid.uuid4().hex
     try:
-        asked, _ = control.ask("scale", key, request(pool_of(control), random))
+        change = request(pool_of(control), random)
+        asked, _ = control.ask(change, change.key)
     except Refused:
         return ""  # the status lags behind the pool
     for _ in range(random.randint(0, 2)):
@@ -89,18 +89,18 @@ def operate(run: Running, control: RunControl, random: Random) -> str:
         return control.book.operations[asked.id].state != "requested"
 
     until(ended, lambda: f"{asked} ends: {pool_of(control).plain()}\n{run.err}")
-    found = pool_of(control).find(key)
+    found = pool_of(control).find(change.key)
     return str(found.state) if found is not None and found.engines else ""
 
 
-def request(pool: PoolScaling, random: Random) -> dict[str, Any]:
+def request(pool: PoolScaling, random: Random) -> ScaleRequest:
     """Choose a change: an engine or the node leaves, or the pool gets a number of engines."""
-    free, chance = [name for name in pool.engines if name not in pool.protected], random.random()
+    free, chance, key = [name for name in pool.engines if name not in pool.protected], random.random(), uuid.uuid4().hex
     if free and chance < 0.3:
-        return {"pool": "rollout", "engine": random.choice(free)}
+        return ScaleRequest(key, engine=random.choice(free))
     if free and chance < 0.4:
-        return {"pool": "", "node": pool.nodes.get(free[0], "")}
-    return {"pool": "rollout", "target": random.randint(1, MOST), "keep_partial": random.random() < 0.5}
+        return ScaleRequest(key, "", node=pool.nodes.get(free[0], ""))
+    return ScaleRequest(key, target=random.randint(1, MOST), keep_partial=random.random() < 0.5)
 
 
 def pool_of(control: RunControl) -> PoolScaling:

@@ -10,6 +10,7 @@ import pytest
 from relax_plugin_scaling.joining import join_until_left
 
 from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.run_commands import Command, ScaleRequest
 from relax_core.control_api.client import Answered
 from tests.clocks import HandClock
 
@@ -29,8 +30,8 @@ class ScriptedApi:
             raise answer
         return dict(answer)
 
-    def ask(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        assert (path, fields) == ("/engines/join", {"address": "127.0.0.1:8701"})
+    def ask(self, command: Command) -> dict[str, Any]:
+        assert command == ScaleRequest(command.key, address="127.0.0.1:8701")
         self.asked.append("join")
         return self._next()
 

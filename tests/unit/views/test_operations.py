@@ -14,9 +14,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.run_commands import Profile, ScaleRequest
+from relax_core.api.run_commands import (
+    COMMANDS,
+    Command,
+    Continue,
+    Evaluate,
+    Profile,
+    SaveCheckpoint,
+    ScaleRequest,
+    Stop,
+)
 from relax_core.api.trainer import Trainer
-from relax_core.control_api.client import read_token
+from relax_core.control_api.client import read_token, route
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
 from relax_core.control_api.run_control import RunControl, check_profiles
 from relax_core.engines.scaling import JOINING, PoolScaling
@@ -43,7 +52,7 @@ def test_whatever_comes_operations_keep_their_rules(events: list[tuple[Facts, An
             assert all(before[one.id].pid != facts.pid == one.pid for one in again)
         else:
             try:
-                operation, asks = book.ask(asked[0], asked[1], facts, now)
+                operation, asks = book.ask(COMMANDS[asked[0]](), asked[1], facts, now)
             except Refused:
                 assert set(book.operations) == set(before)
             else:
@@ -66,13 +75,13 @@ def test_each_change_is_done_by_what_the_run_then_says() -> None:
     }  # fmt: skip
     for action, then in ends.items():
         book, first = Book(), replace(LIVE, pause="a user") if action == "continue" else LIVE
-        made, _ = book.ask(action, "key", first, 1.0)  # type: ignore[arg-type]
+        made, _ = book.ask(COMMANDS[action](), "key", first, 1.0)
         assert book.settle(replace(first, pid=8), 2.0) == [replace(made, pid=8, detail=book.operations["1"].detail)]
         book.settle(replace(then, pid=8), 3.0)
         assert (book.operations["1"].state, book.operations["1"].changed_at) == ("done", 3.0)
     for action, ended in (("pause", "failed"), ("stop", "lost")):
         book = Book()
-        book.ask(action, "key", LIVE, 1.0)  # type: ignore[arg-type]
+        book.ask(COMMANDS[action](), "key", LIVE, 1.0)
         book.settle(replace(LIVE, state=ended, ended=True), 2.0)
         assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", f"the run is {ended}")
 
@@ -83,17 +92,17 @@ def test_a_change_that_needs_nothing_of_the_run_is_done_at_once() -> None:
         ("pause", replace(LIVE, pause="a user")), ("checkpoint", replace(LIVE, checkpoint=3)), ("checkpoint", ended),
         ("stop", ended),
     ):  # fmt: skip
-        made, asks = Book().ask(action, "key", facts, 1.0)  # type: ignore[arg-type]
+        made, asks = Book().ask(COMMANDS[action](), "key", facts, 1.0)
         assert (made.state, asks) == ("done", False)
     lost = replace(LIVE, state="lost", ended=True, checkpoint=2)
     for action, facts in (("pause", replace(ended, pause="a user")), ("stop", lost), ("checkpoint", lost)):
         with pytest.raises(Refused, match="only a live run can be changed"):
-            Book().ask(action, "key", facts, 1.0)  # type: ignore[arg-type]
+            Book().ask(COMMANDS[action](), "key", facts, 1.0)
 
 
 def test_a_run_that_is_paused_again_after_a_step_has_continued() -> None:
     book, paused = Book(), replace(LIVE, pause="a guard")
-    book.ask("continue", "key", paused, 1.0)
+    book.ask(Continue(), "key", paused, 1.0)
     book.settle(paused, 2.0)
     assert book.operations["1"].state == "requested"
     book.settle(replace(paused, step=4), 3.0)
@@ -103,14 +112,14 @@ def test_a_run_that_is_paused_again_after_a_step_has_continued() -> None:
 @given(st.integers(0, 9), st.integers(1, 3), st.lists(st.integers(0, 2), max_size=8))
 def test_an_evaluation_is_done_once_every_set_has_a_new_one(before: int, sets: int, more: list[int]) -> None:
     book, facts = Book(), replace(LIVE, sets=sets, evaluations=before)
-    asked, new = book.ask("evaluate", "key", facts, 0.0)
+    asked, new = book.ask(Evaluate(), "key", facts, 0.0)
     assert new and asked.evaluations == before
     for now, added in enumerate(more, 1):
         facts = replace(facts, evaluations=facts.evaluations + added)
         assert book.settle(facts, now) == []
         done = facts.evaluations - before >= sets
         assert book.operations["1"].state == ("done" if done else "requested")
-        assert book.ask("evaluate", "key", facts, now) == (book.operations["1"], False)
+        assert book.ask(Evaluate(), "key", facts, now) == (book.operations["1"], False)
     was = book.operations["1"].state
     book.settle(replace(facts, state="stopped", ended=True), 99.0)
     assert book.operations["1"].state == ("failed" if was == "requested" else "done")
@@ -118,7 +127,7 @@ def test_an_evaluation_is_done_once_every_set_has_a_new_one(before: int, sets: i
 
 def test_a_run_without_evaluation_sets_is_not_asked_to_evaluate() -> None:
     with pytest.raises(Refused) as refused:
-        Book().ask("evaluate", "key", replace(LIVE, sets=0), 0.0)
+        Book().ask(Evaluate(), "key", replace(LIVE, sets=0), 0.0)
     assert (refused.value.status, refused.value.field) == (409, "eval.every")
 
 
@@ -136,19 +145,19 @@ def test_evaluations_are_counted_from_the_run_s_events(write_run: Callable[..., 
 
 def test_profiles_are_done_once_all_their_steps_are_recorded() -> None:
     book, facts = Book(), replace(LIVE, profiles=4)
-    asked, new = book.ask("profile", "key", facts, 0.0, {"steps": 2})
+    asked, new = book.ask(Profile(2), "key", facts, 0.0)
     assert new and (asked.state, asked.profiles) == ("requested", 4)
     with pytest.raises(Refused, match="which is still requested"):
-        book.ask("profile", "other", facts, 1.0, {"steps": 1})
+        book.ask(Profile(1), "other", facts, 1.0)
     for profiles, state in ((5, "requested"), (6, "done")):
         book.settle(replace(facts, profiles=profiles), 2.0)
         assert book.operations["1"].state == state
-    again, _ = book.ask("profile", "third", replace(facts, profiles=6), 3.0, {"steps": 2})
+    again, _ = book.ask(Profile(2), "third", replace(facts, profiles=6), 3.0)
     book.settle(replace(facts, profiles=7, state="stopped", ended=True), 4.0)
     assert book.operations[again.id].state == "failed"
     for steps in (0, 101, -1):
         with pytest.raises(Refused) as refused:
-            book.ask("profile", "wrong", facts, 5.0, {"steps": steps})
+            book.ask(Profile(steps), "wrong", facts, 5.0)
         assert (refused.value.status, refused.value.field) == (400, "steps")
 
 
@@ -158,7 +167,7 @@ def test_a_request_for_profiles_is_passed_to_the_run_once(
     run = write_run(tmp_path, steps=4)
     control = RunControl(RunView(run))
     monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=4))
-    control.ask("profile", "three", {"steps": 3})
+    control.ask(Profile(3), "three")
     RunDirectory.open(run).take_commands()
     monkeypatch.setattr(RunControl, "facts", lambda _: replace(LIVE, profiles=6, pid=8))
     monkeypatch.setattr(ProfileCount, "now", lambda _: 6)
@@ -173,9 +182,9 @@ def test_a_request_for_profiles_is_passed_to_the_run_once(
 
 def test_old_operations_are_forgotten_but_never_open_ones() -> None:
     book = Book()
-    book.ask("stop", "first", LIVE, 0.0)
+    book.ask(Stop(), "first", LIVE, 0.0)
     for number in range(KEPT + 5):
-        book.ask("checkpoint", f"{number}", LIVE, 1.0)
+        book.ask(SaveCheckpoint(), f"{number}", LIVE, 1.0)
         book.settle(replace(LIVE, checkpoint=3), 1.0)
     assert len(book.operations) == KEPT and "1" in book.operations and "2" not in book.operations
 
@@ -209,12 +218,12 @@ def pools() -> dict[str, PoolScaling]:
 def test_an_operation_follows_what_the_pool_says() -> None:
     pool = pools()["rollout"]
     facts = replace(LIVE, pools={"rollout": pool})
-    book, fields = Book(), dict[str, Any](pool="rollout", target=3)
-    book.ask("scale", "key", facts, 1.0, fields)
+    book, request = Book(), ScaleRequest("key", target=3)
+    book.ask(request, "key", facts, 1.0)
     book.settle(facts, 2.0)
     assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "")
-    assert book.settle(replace(facts, pid=8), 2.0)[0].fields == fields, "a new process of the run is asked again"
-    pool.ask(ScaleRequest("key", **fields), 3.0)
+    assert book.settle(replace(facts, pid=8), 2.0)[0].command == request, "a new process of the run is asked again"
+    pool.ask(request, 3.0)
     pool.on_step("engine-2", "creating", 3.0)
     book.settle(replace(facts, pid=8), 3.0)
     assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "rollout-1 is creating")
@@ -229,7 +238,7 @@ def test_an_operation_that_fails_says_why(ended: bool) -> None:
     pool = pools()["rollout"]
     facts = replace(LIVE, pools={"rollout": pool})
     book = Book()
-    book.ask("scale", "key", facts, 1.0, {"pool": "rollout", "target": 3})
+    book.ask(ScaleRequest("key", target=3), "key", facts, 1.0)
     pool.ask(ScaleRequest("key", target=3), 2.0)
     pool.on_step("engine-2", "failed", 3.0, "engine-2: no memory")
     book.settle(Facts("stopped", ended=True) if ended else facts, 4.0)
@@ -242,8 +251,24 @@ def test_a_cancellation_that_comes_too_late_has_failed() -> None:
     facts = replace(LIVE, pools={"rollout": pool})
     pool.ask(ScaleRequest("grow", target=3), 1.0)
     book = Book()
-    book.ask("scale", "key", facts, 2.0, {"pool": "rollout", "cancel": "rollout-1"})
+    book.ask(ScaleRequest("key", cancel="rollout-1"), "key", facts, 2.0)
     for step in JOINING[1:]:
         pool.on_step("engine-2", step, 3.0)
     book.settle(facts, 4.0)
     assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "rollout-1 is active")
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "fields"),
+    [
+        (Stop(), "/stop", {}),
+        (Profile(3), "/profile", {"steps": 3}),
+        (ScaleRequest("k", target=3), "/engines", {"pool": "rollout", "target": 3, "keep_partial": False}),
+        (ScaleRequest("k", engine="engine-1"), "/engines/engine-1/drain", {}),
+        (ScaleRequest("k", address="a:1"), "/engines/join", {"address": "a:1"}),
+        (ScaleRequest("k", node="10.0.0.1"), "/engines/drain", {"node": "10.0.0.1"}),
+        (ScaleRequest("k", cancel="rollout-1"), "/operations/rollout-1/cancel", {}),
+    ],
+)
+def test_each_command_has_its_route(command: Command, path: str, fields: dict[str, Any]) -> None:
+    assert route(command) == (path, fields)

@@ -27,12 +27,11 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.http_requests import parse_json
-from relax_core.api.run_commands import ScaleRequest
+from relax_core.api.run_commands import Command, Profile, ScaleRequest, named_command
 from relax_core.runs import (
     ACTIONS,
     ANSWERS,
     EVENTS,
-    Action,
     Book,
     LineFollower,
     PlainAction,
@@ -172,18 +171,17 @@ def _operation(api: RunApi, request: Request) -> Response:
     return _json({"schema": "relax.operation/1", **found})
 
 
-def _change(action: Action) -> Callable[[RunApi, Request], Response]:
-    def ask(api: RunApi, request: Request) -> Response:
-        operation, asks = api.ask(action, request.headers.get("idempotency-key", ""))
-        return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
+def _send(api: RunApi, command: Command, key: str) -> Response:
+    operation, asks = api.ask(command, key)
+    return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
 
-    return ask
+
+def _change(action: PlainAction) -> Callable[[RunApi, Request], Response]:
+    return lambda api, request: _send(api, named_command(action), request.headers.get("idempotency-key", ""))
 
 
 def _profile(api: RunApi, request: Request) -> Response:
-    fields = {"steps": 1, **request.state.fields}
-    operation, asks = api.ask("profile", request.headers.get("idempotency-key", ""), fields)
-    return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
+    return _send(api, Profile(request.state.fields.get("steps", 1)), request.headers.get("idempotency-key", ""))
 
 
 def _scale(api: RunApi, request: Request) -> Response:
@@ -233,8 +231,7 @@ def _ask_to_scale(api: RunApi, request: Request, fields: dict[str, Any]) -> Resp
     if fields.pop("dry_run", False):
         planned = ScaleRequest(key or "dry-run", **fields)
         return _json(scale_plan(api.view.name, expected(planned, api.facts(), time.time())))
-    operation, asks = api.ask("scale", key, fields)
-    return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
+    return _send(api, ScaleRequest(key, **fields), key)
 
 
 def _rednote(way: rednote.Way) -> tuple[ApiRoute, ...]:

@@ -43,14 +43,14 @@ def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dic
         )
     if "num_replicas" not in fields:
         raise Refused(400, "num_replicas", "nothing", "give the number of engines that the pool is to have")
-    asked = {"pool": _pool(fields.get("model_name", DEFAULT)), "target": fields["num_replicas"]}
-    facts = api.facts()
-    pool = facts.pools.get(asked["pool"])
+    name, target = _pool(fields.get("model_name", DEFAULT)), fields["num_replicas"]
+    asked, facts = ScaleRequest(key or uuid.uuid4().hex, name, target), api.facts()
+    pool = facts.pools.get(name)
     have = 0 if pool is None else pool.open.target if pool.open else len(pool.engines)
-    if pool is not None and ((asked["target"] <= have) if way == "scale_out" else (asked["target"] >= have)):
-        return {"request_id": "", "status": "NOOP", "message": f"the pool {asked['pool']} has {have} engines"}
+    if pool is not None and ((target <= have) if way == "scale_out" else (target >= have)):
+        return {"request_id": "", "status": "NOOP", "message": f"the pool {name} has {have} engines"}
     if fields.get("dry_run"):
-        ((planned, actions),) = expected(ScaleRequest("dry-run", **asked), facts, time.time())
+        ((planned, actions),) = expected(asked, facts, time.time())
         said = f"a dry run: from {planned.before} to {planned.target} engines"
         return {
             "request_id": "",
@@ -58,7 +58,7 @@ def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dic
             "message": said,
             "selected_engines": [one.engine for one in actions],
         }
-    operation, _ = api.ask("scale", key or uuid.uuid4().hex, asked)
+    operation, _ = api.ask(asked, asked.key)
     found = described(operation, facts.pools)
     return {"request_id": operation.id, "status": found["status"], "message": operation.detail}
 
@@ -84,7 +84,8 @@ def cancel(api: RunControl, wanted: str, key: str) -> dict[str, Any]:
     """Let the engines of a request to scale out leave again; return the answer. Raises Refused."""
     pools = api.facts().pools
     one = _find(api, "scale_out", wanted, pools)
-    api.ask("scale", key or uuid.uuid4().hex, _cancellation(one, pools))
+    asked = _cancellation(one, pools, key or uuid.uuid4().hex)
+    api.ask(asked, asked.key)
     return {"request_id": one.id, "status": "CANCELLED", "message": "its engines leave"}
 
 
@@ -99,11 +100,11 @@ def cancel_all(api: RunControl, fields: Mapping[str, Any]) -> dict[str, Any]:
     wanted = [api.book.operations[one["request_id"]] for one in listed]
     for one in wanted if status is not None else [one for one in wanted if one.state == "requested"]:
         try:
-            asked = _cancellation(one, facts.pools)
+            asked = _cancellation(one, facts.pools, uuid.uuid4().hex)
             if dry_run:
-                expected(ScaleRequest("dry-run", **asked), facts, time.time())
+                expected(asked, facts, time.time())
             else:
-                api.ask("scale", uuid.uuid4().hex, asked)
+                api.ask(asked, asked.key)
         except Refused as error:
             skipped.append({"id": one.id, "reason": str(error)})
         else:
@@ -147,12 +148,12 @@ def described(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[s
     return {**shared, "engine_ids": at("active")}
 
 
-def _cancellation(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[str, Any]:
-    """Return the fields of the request that cancels an operation. Raises Refused if its pool has not begun it."""
+def _cancellation(one: ControlOperation, pools: Mapping[str, PoolScaling], key: str) -> ScaleRequest:
+    """Return the request that cancels an operation. Raises Refused if its pool has not begun it."""
     found = pools[one.fields["pool"]].find(one.key) if one.fields["pool"] in pools else None
     if found is None:
         raise Refused(409, "request_id", f"{one.id!r}, which the run has not begun", "ask again in a second")
-    return {"pool": found.pool, "cancel": found.id}
+    return ScaleRequest(key, found.pool, cancel=found.id)
 
 
 def _asked(api: RunControl) -> list[ControlOperation]:

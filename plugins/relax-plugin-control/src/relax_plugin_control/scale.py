@@ -14,7 +14,7 @@ import typer
 from relax_core.api.errors import ConfigError
 from relax_core.api.run_commands import ScaleRequest
 from relax_core.cli.terminal import Address, AsJson, TokenFile, print_json, print_operation, remote, say
-from relax_core.runs import ControlClient, RunControl, RunView, expected, open_run, scale_plan, scaling_of
+from relax_core.runs import RunControl, RunView, expected, open_run, scale_plan, scaling_of
 
 
 def scale(
@@ -49,16 +49,18 @@ def scale(
     """
     run, request = _request(arguments or [], drain, cancel, keep_partial, join, drain_node)
     if address:
-        _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
+        client = remote(address, token_file, run)
+        if dry_run:
+            _show_plan(client.ask(request, dry_run=True), json)
+        else:
+            print_operation(address, client.change(request, wait_s) if wait else client.ask(request), json)
         return
     view = open_run(run)
     control, request = RunControl(view), _pool_of(view, request)
     if dry_run:
         _show_plan(scale_plan(view.name, expected(request, control.facts(), time.time())), json)
         return
-    fields = asdict(request)
-    key = fields.pop("key")
-    operation = control.change("scale", wait_s, fields, key) if wait else asdict(control.ask("scale", key, fields)[0])
+    operation = control.change(request, wait_s) if wait else asdict(control.ask(request, request.key)[0])
     print_operation(view.name, operation, json)
 
 
@@ -78,24 +80,6 @@ def _request(
     target = int(number) if targets else None
     request = ScaleRequest(uuid.uuid4().hex, pool, target, drain, join, cancel, node, keep_partial=keep_partial)
     return (runs[0] if runs else None), request
-
-
-def _scale_remotely(
-    client: ControlClient, request: ScaleRequest, dry_run: bool, wait_s: float | None, json: bool
-) -> None:
-    path, fields = "/engines", {"pool": request.pool, "target": request.target, "keep_partial": request.keep_partial}
-    if request.engine or request.cancel:
-        path = f"/engines/{request.engine}/drain" if request.engine else f"/operations/{request.cancel}/cancel"
-        fields = {}
-    elif request.address:
-        path, fields = "/engines/join", {"address": request.address}
-    elif request.node:
-        path, fields = "/engines/drain", {"node": request.node}
-    if dry_run:
-        _show_plan(client.ask(path, {**fields, "dry_run": True}), json)
-        return
-    operation = client.ask(path, fields) if wait_s is None else client.change("scale", wait_s, path, fields)
-    print_operation(client.address, operation, json)
 
 
 def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:

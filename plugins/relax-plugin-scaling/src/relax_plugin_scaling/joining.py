@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.role import Clock
+from relax_core.api.run_commands import Command, ScaleRequest
 from relax_core.runs import Answered
 
 ASK_S = 5.0
@@ -23,7 +25,7 @@ busy, or it has not noticed the loss of this engine yet."""
 class Api(Protocol):
     """The calls of `ControlClient` that this module uses. They block."""
 
-    def ask(self, path: str, fields: dict[str, Any]) -> dict[str, Any]: ...
+    def ask(self, command: Command) -> dict[str, Any]: ...
 
     def get(self, path: str) -> dict[str, Any]: ...
 
@@ -57,7 +59,7 @@ async def _join(api: Api, address: str, clock: Clock, patience_s: float, say: Ca
     deadline = clock.now() + patience_s
     while True:
         try:
-            operation = await asyncio.to_thread(api.ask, "/engines/join", {"address": address})
+            operation = await asyncio.to_thread(api.ask, ScaleRequest(uuid.uuid4().hex, address=address))
             break
         except (ConfigError, InfrastructureError) as error:
             if isinstance(error, ConfigError) and not (isinstance(error, Answered) and error.refused in LATER):

@@ -74,7 +74,7 @@ def _print_list(kind: str, as_json: bool) -> None:
 
     records: Sequence[Record] = Catalogue.load().records
     if kind == "command":
-        records = [replace(record, components=(), hooks=()) for record in records if record.commands]
+        records = [replace(record, components=(), hooks=(), parts=()) for record in records if record.commands]
     elif kind:
         known_kind(kind)
         kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
@@ -96,6 +96,7 @@ def _lines(record: Record) -> list[str]:
         mark = " (experimental)" if component.experimental else ""
         text.append(f"    {kind:18} {component.name:20} {component.help}{mark}")
     text += [f"    {'observer':18} {hook}" for hook in record.hooks]
+    text += [f"    {'part':18} {hook}" for hook in record.parts]
     text += [f"    {'command':18} {command.name:20} {command.help}" for command in record.commands]
     return text + [f"    note: {note}" for note in record.notes]
 

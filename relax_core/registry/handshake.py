@@ -110,6 +110,7 @@ class Record:
                 for kind, component in self.components
             ],
             "hooks": list(self.hooks),
+            "parts": list(self.parts),
             "commands": [asdict(command) for command in self.commands],
             "notes": list(self.notes),
         }

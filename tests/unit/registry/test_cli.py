@@ -2,6 +2,7 @@
 """`relax plugins list` and `relax plugins show` as a person types them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -21,6 +22,7 @@ def test_list_shows_what_is_broken_and_why(relax, half, site):
     half()
     site.install("fake-bad", "1 / 0")
     shown = relax("plugins", "list").stdout
+    assert re.search(r"relax-plugin-media .*\n    part +relax_media_pipeline\n", shown)
     assert "reward             half                 Half a point" in shown
     assert "fake-bad  1.0  broken" in shown and "ZeroDivisionError: division by zero" in shown
 

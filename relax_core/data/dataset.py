@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +55,20 @@ class Example:
     def cut(self, limit: int) -> Example:
         """Cut the example to its first `limit` tokens. An example with media stays whole: media can't be cut."""
         return self if self.media else Example(self.tokens[:limit], self.mask[:limit])
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSettings:
+    """The rules for the rows of one file."""
+
+    system_prompt: str = ""
+    max_row_tokens: int | None = None
+    too_long: str = "skip"
+    """Rule for rows of more than `max_row_tokens`, as in `data.too_long`."""
+    train_on: TrainOn = "completion"
+    media: Sequence[str] = ()
+    """Kinds of media that a processor reads."""
+    access: SourceAccess = field(default_factory=SourceAccess)
 
 
 class _Run(NamedTuple):
@@ -152,13 +166,15 @@ class Dataset(RowSet):
     emptied = "leaves no trained token in any row", "raise it, or shorten the rows"
 
     def __init__(
-        self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
-        max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion",
-        media: Sequence[str] = (), check: bool = True, access: SourceAccess | None = None,
+        self, source: TaskSource, family: ModelFamily, form: Source, settings: DatasetSettings = DatasetSettings(),
+        check: bool = True,
     ) -> None:  # fmt: skip
         """Check every row if `check` is set; raise ConfigError at the first unusable row."""
-        super().__init__(source, family, system_prompt, max_row_tokens, too_long, media, access or SourceAccess())
-        self._form, self._train_on = form, train_on
+        super().__init__(
+            source, family, settings.system_prompt, settings.max_row_tokens, settings.too_long, settings.media,
+            settings.access,
+        )  # fmt: skip
+        self._form, self._train_on = form, settings.train_on
         if check:
             self._check()
 
@@ -358,19 +374,19 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
     try:
         with charged_to(source):
             source.open(path, columns)
-        return Dataset(source, family, form, **dataset_settings(run, build, path))
+        return Dataset(source, family, form, dataset_settings(run, build, path))
     except ConfigError as error:
         field = key if error.field in ("data", "data.train") else error.field
         raise ConfigError(field, error.got, error.fix) from error  # a source does not know which key names its file
 
 
-def dataset_settings(run: Any, build: Build, path: str) -> dict[str, Any]:
+def dataset_settings(run: Any, build: Build, path: str) -> DatasetSettings:
     """Return the settings of the `Dataset` of a run's file, for the run itself and for checks before the run."""
-    return {
-        "system_prompt": run.data.system_prompt,
-        "max_row_tokens": min(run.data.max_row_tokens or NO_BOUND, bounded_context(run.model.path)),
-        "too_long": run.data.too_long,
-        "train_on": run.data.train_on,
-        "media": [type(build(each.chosen)).medium for each in run.media],
-        "access": source_access(run.data, [Path(path)]),
-    }
+    return DatasetSettings(
+        run.data.system_prompt,
+        min(run.data.max_row_tokens or NO_BOUND, bounded_context(run.model.path)),
+        run.data.too_long,
+        run.data.train_on,
+        [type(build(each.chosen)).medium for each in run.media],
+        source_access(run.data, [Path(path)]),
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.api import ConfigError, Task, Trajectory
 from relax_core.api.algorithm import Source
-from relax_core.data.dataset import Dataset
+from relax_core.data.dataset import Dataset, DatasetSettings
 from relax_core.data.task_files import Files
 from relax_core.media.placeholders import media_of
 from relax_core.rewards.host import ScoredSample
@@ -71,14 +71,14 @@ def test_the_mapped_columns_are_trained_and_a_row_without_them_is_refused(tmp_pa
     }
     source = read(tmp_path / "rows.jsonl", row, columns)
     for form, texts in ((Source.PAIRS, ["q1<|im_end|>", "q2<|im_end|>"]), (Source.DATASET, ["q3<|im_end|>"])):
-        found = Dataset(source, family, form, max_row_tokens=99).examples(0)
+        found = Dataset(source, family, form, DatasetSettings(max_row_tokens=99)).examples(0)
         assert [family.decode(one.tokens, skip_special=False) for one in found] == texts
     lines = [row, {"prompt": "q", "completion": "bad"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = Files()
     source.open(str(tmp_path / "rows.jsonl"), {"completion": "response"})
     with pytest.raises(ConfigError, match=r"rows.jsonl:2 without 'completion'"):
-        Dataset(source, family, Source.DATASET, max_row_tokens=99)
+        Dataset(source, family, Source.DATASET, DatasetSettings(max_row_tokens=99))
 
 
 def test_the_record_of_a_failing_sample_has_the_answer_that_was_scored():

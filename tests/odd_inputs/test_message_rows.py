@@ -16,7 +16,7 @@ from relax_plugin_chat.chat import ChatFamily
 from relax_core.api.algorithm import Source
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.data.dataset import Dataset
+from relax_core.data.dataset import Dataset, DatasetSettings
 from relax_core.data.task_files import Files, JsonLines
 from relax_core.data.tasks import TaskSet, TaskSettings
 from tests.chat.tool_templates import HERMES, open_family
@@ -80,7 +80,7 @@ def test_no_field_of_a_row_vanishes(tmp_path: Path, families: dict[str, ChatFami
             rows = TaskSet(source, family, TaskSettings(max_prompt_tokens=4096, tools=tools, media=["image"]))
             return family.decode(rows.prompt(0).tokens, skip_special=False), ""
         form = Source.PAIRS if entry.get("pairs") else Source.DATASET
-        example = Dataset(source, family, form, max_row_tokens=4096).examples(0)[0]
+        example = Dataset(source, family, form, DatasetSettings(max_row_tokens=4096)).examples(0)[0]
         trained = [token for token, mask in zip(example.tokens, example.mask, strict=True) if mask]
         return family.decode(example.tokens, skip_special=False), family.decode(trained, skip_special=False)
 

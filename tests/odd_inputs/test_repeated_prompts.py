@@ -9,7 +9,7 @@ import pytest
 
 from relax_core.api import ConfigError
 from relax_core.api.algorithm import Source
-from relax_core.data.dataset import Dataset
+from relax_core.data.dataset import Dataset, DatasetSettings
 from relax_core.data.task_files import JsonLines
 from tests.chat.tool_templates import open_family
 from tests.odd_inputs.test_message_rows import TEMPLATES
@@ -27,7 +27,7 @@ def dataset(folder, family, *rows, system_prompt=""):
     file.write_text("\n".join(map(json.dumps, rows)))
     source.open(str(file), {})
     form = Source.PAIRS if "chosen" in rows[0] else Source.DATASET
-    return Dataset(source, family, form, max_row_tokens=999, system_prompt=system_prompt)
+    return Dataset(source, family, form, DatasetSettings(system_prompt, 999))
 
 
 @pytest.mark.parametrize("entry", ROWS, ids=[row["name"] for row in ROWS])

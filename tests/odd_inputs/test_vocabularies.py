@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
-from relax_core.data.dataset import Dataset
+from relax_core.data.dataset import Dataset, DatasetSettings
 from relax_core.data.task_files import JsonLines
 from relax_core.data.tasks import TaskSet, TaskSettings
 from relax_core.sampling.rollout_worker import check_vocabulary
@@ -47,7 +47,7 @@ def test_a_row_is_refused_and_not_the_model(tmp_path: Path, entry: dict[str, Any
 
     def read() -> None:
         if supervised:
-            Dataset(source, family, Source.DATASET, max_row_tokens=4096)
+            Dataset(source, family, Source.DATASET, DatasetSettings(max_row_tokens=4096))
         else:
             TaskSet(source, family, TaskSettings(max_prompt_tokens=4096))
 

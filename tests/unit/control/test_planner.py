@@ -213,7 +213,7 @@ def test_the_plan_tells_of_the_short_context_of_a_model_with_two_sets_of_positio
     (note,) = [note for note in plan(made, catalogue).notes if "context" in note]
     assert note.startswith("the model's context is 4096 tokens (longrope in config.json: beyond original_max_")
     assert engine_spec(made, Version("actor", 0, 0)).max_context == 4096  # vLLM chooses its set by this number
-    assert dataset_settings(made, catalogue.build, "rows.jsonl")["max_row_tokens"] == 4096
+    assert dataset_settings(made, catalogue.build, "rows.jsonl").max_row_tokens == 4096
 
 
 def test_pairs_are_groups_of_two_and_can_read_the_reference(catalogue: Catalogue) -> None:

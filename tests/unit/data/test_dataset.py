@@ -11,7 +11,7 @@ from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import Rendered
 from relax_core.api.task import Message
-from relax_core.data.dataset import Dataset, example
+from relax_core.data.dataset import Dataset, DatasetSettings, example
 from relax_core.data.task_files import JsonLines
 from relax_core.media.access import SourceAccess
 
@@ -35,7 +35,7 @@ def opened(tmp_path, family, rows, form=Source.DATASET, columns=None, **settings
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = JsonLines()
     source.open(str(file), columns or {})
-    return Dataset(source, family, form, **settings)
+    return Dataset(source, family, form, DatasetSettings(**settings))
 
 
 def read(family, found):

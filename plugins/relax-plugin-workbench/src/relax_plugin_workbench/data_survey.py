@@ -31,7 +31,7 @@ from relax_core.config.checks import learns_from_teachers
 from relax_core.config.run_config import MediaChoice, RewardChoice, RunConfig
 from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
-from relax_core.data.dataset import Dataset, dataset_settings
+from relax_core.data.dataset import Dataset, DatasetSettings, dataset_settings
 from relax_core.data.media import media_pipeline
 from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, kept_apart, row_content
 from relax_core.data.task_files import source_access
@@ -317,7 +317,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
     for number, (path, columns, table) in enumerate(files, 1):
-        settings: TaskSettings | dict[str, Any] = (
+        settings: TaskSettings | DatasetSettings = (
             task_settings(config, catalogue.build, str(path), tools, () if sets else teachers, table)
             if form is Form.ROLLOUT
             else dataset_settings(config, catalogue.build, str(path))
@@ -437,7 +437,7 @@ def survey(file: DataFile, media: bool = False) -> Survey:
 
 def _opened(
     path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None,
-    settings: TaskSettings | Mapping[str, Any], form: Form = Form.ROLLOUT, processors: Processors | None = None,
+    settings: TaskSettings | DatasetSettings, form: Form = Form.ROLLOUT, processors: Processors | None = None,
 ) -> DataFile:  # fmt: skip
     refused = None
     try:
@@ -452,9 +452,8 @@ def _opened(
     if isinstance(settings, TaskSettings):
         tasks = TaskSet(source, family, settings, check=False)
         return DataFile(path, source, refused, family, tasks, processors, settings.max_prompt_tokens, settings.too_long)
-    rows = Dataset(source, family, form, check=False, **settings)
-    limit, too_long = settings.get("max_prompt_tokens"), settings.get("too_long", "skip")
-    return DataFile(path, source, refused, family, rows, processors, limit, too_long)
+    rows = Dataset(source, family, form, settings, check=False)
+    return DataFile(path, source, refused, family, rows, processors, None, settings.too_long)
 
 
 def _reading(rewards: Sequence[RewardChoice], catalogue: Catalogue, key: str = "") -> list[RewardChoice]:

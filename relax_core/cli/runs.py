@@ -247,7 +247,7 @@ def _answer(what: str, run: str | None, address: str, token_file: Path | None) -
 
 def _change(
     command: Command, run: str | None, wait_s: float, address: str, token_file: Path | None
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     """Ask a run here or at an address for a change; return its name or address, and the operation once it is done."""
     from relax_core.control_api.run_control import RunControl
     from relax_core.views.run import open_run

@@ -357,12 +357,3 @@ def announce(names: Iterable[str], catalogue: Catalogue) -> None:
     """Add the names of passed functions to the catalogue, so that a configuration can name them."""
     for name in names:
         catalogue.add("reward", name, type(PassedFunction.__name__, (PassedFunction,), {}))
-
-
-def announce_missing(rewards: Iterable[Mapping[str, Any]], catalogue: Catalogue) -> None:
-    """Add the names of a run's rewards that no plugin offers: functions that `relax.train` passed.
-
-    For commands that call no reward, so that they can read the run's configuration.
-    """
-    known = catalogue.names("reward")
-    announce((name for one in rewards if ":" not in (name := str(one.get("name"))) and name not in known), catalogue)

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.notebook import _data, _in_thread, _obey_caller, bundle
+from relax_core.notebook import _data, _in_thread, _obey_caller, bundle, evaluate
 from relax_core.observe.console import run_to_end
 
 ROWS: list[dict[str, Any]] = [
@@ -108,3 +108,9 @@ def test_a_bundle_without_its_plugin_is_refused_with_the_cause(monkeypatch: pyte
     monkeypatch.setenv("RELAX_DISABLE_PLUGINS", "relax-plugin-report")
     with pytest.raises(ConfigError, match=r"'bundle'.*relax-plugin-report .*was skipped"):
         bundle("some-run")
+
+
+def test_a_command_that_its_plugin_does_not_offer_to_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_core.notebook.PYTHON", "relax.absent")
+    with pytest.raises(ConfigError, match=r"'eval'.*relax-plugin-workbench offers it only as `relax eval`"):
+        evaluate("some-run")

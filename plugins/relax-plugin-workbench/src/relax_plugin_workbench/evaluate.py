@@ -8,7 +8,6 @@ directories are only read. The model of a checkpoint is exported to a temporary 
 from __future__ import annotations
 
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from relax_core.runs import Redactor, find_run, read_document, to_toml
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.compare import SetComparison, compare_results
 from relax_plugin_workbench.eval_result import SAMPLES, EvalResult, is_result, read_result, result_folder
-from relax_plugin_workbench.export import checkpoints, export
+from relax_plugin_workbench.export import checkpoints, configuration, export
 from relax_plugin_workbench.single_role import ignore, single_role, warnings
 
 OF_THE_EXPORT = ("trainer.", "run.")
@@ -85,7 +84,7 @@ def find_target(name: str) -> Target:
     summary = read_document(run / "summary.json") or {}
     if summary.get("status") == "finished" and (run / "export" / "config.json").is_file():
         owner = next((stage.path for stage in reversed(stage_directories(run))), run)
-        return Target(run.name, _config_of(owner), run / "export", run, int(summary["steps"]))
+        return Target(run.name, configuration(owner), run / "export", run, int(summary["steps"]))
     return _of_run(run, max(checkpoints(run)))
 
 
@@ -116,15 +115,7 @@ def _of_run(run: Path, step: int) -> Target:
     if step not in kept:
         steps = ", ".join(map(str, kept))
         raise ConfigError("TARGET", f"{run.name}@{step}", f"the run has checkpoints of these steps: {steps}")
-    return Target(f"{run.name}-step-{step}", _config_of(kept[step][0]), None, run, step)
-
-
-def _config_of(owner: Path) -> dict[str, Any]:
-    source = owner / "config.toml"
-    try:
-        return tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(str(source), f"a file that can't be read ({error})", "restore the file") from error
+    return Target(f"{run.name}-step-{step}", configuration(kept[step][0]), None, run, step)
 
 
 def evaluate(

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relax_plugin_hub.hub import check_account, push
 
@@ -21,7 +22,7 @@ from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
 from relax_core.launch import Catalogue, compose
-from relax_core.rewards.host import announce_missing
+from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
@@ -76,13 +77,14 @@ def export(
         _, notices = read_whole(checkpoint)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{error}; choose another with --step: {steps}") from error
+    given = configuration(owner)
+
+    def passed(catalogue: Catalogue) -> None:  # rewards that `relax.train` got as functions; an export calls no reward
+        names = {str(reward.get("name")) for reward in given.get("rewards", ())}.difference(catalogue.names("reward"))
+        announce((name for name in names if ":" not in name), catalogue)
+
     # Task files are not needed, and may be on another machine.
-    source = owner / "config.toml"
-
-    def passed(catalogue: Catalogue) -> None:  # an export calls no reward
-        announce_missing(tomllib.loads(source.read_text(encoding="utf-8")).get("rewards", ()), catalogue)
-
-    composed = compose([source], overrides, on_disk=False, passed=passed)
+    composed = compose([owner / "config.toml"], overrides, on_disk=False, passed=passed)
     config, catalogue = composed.config, composed.catalogue
     with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
@@ -100,6 +102,15 @@ async def _write(launch: Launch, catalogue: Catalogue, checkpoint: str, out: str
             await trainer.call("export", out)
         finally:
             await trainer.stop()
+
+
+def configuration(owner: Path) -> dict[str, Any]:
+    """Return the configuration in the directory of a run or stage. Raises ConfigError if the file can't be read."""
+    source = owner / "config.toml"
+    try:
+        return tomllib.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(str(source), f"a file that can't be read ({error})", "restore the file") from error
 
 
 def checkpoints(run_dir: Path) -> dict[int, tuple[Path, Path]]:

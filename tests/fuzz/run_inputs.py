@@ -16,6 +16,7 @@ from typing import Any
 
 import zstandard
 from relax_plugin_report.commands import report
+from relax_plugin_workbench.models import compare
 
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import Version
@@ -31,7 +32,7 @@ from relax_core.bus.journal import (
     TrainedRecord,
 )
 from relax_core.bus.ledger_file import prepare_ledger
-from relax_core.cli import models, runs
+from relax_core.cli import runs
 from relax_core.control.prepare import prepare_resume
 from relax_core.control.stages import resumable_step
 from relax_core.observe.epoch import RunEpoch
@@ -235,8 +236,8 @@ def feed_documents(folder: Path) -> None:
         tried(lambda: runs.status(str(folder)))
         tried(lambda: runs.why(str(folder), json=True))
         tried(lambda: report(str(folder)))
-        tried(lambda: models.compare(str(folder), json=True))
-        tried(lambda: models.compare(str(folder)))
+        tried(lambda: compare(str(folder), json=True))
+        tried(lambda: compare(str(folder)))
         tried(lambda: open_run(folder).config)
         tried(lambda: resumable_step(folder))
         tried(lambda: RunEpoch.begin(folder))

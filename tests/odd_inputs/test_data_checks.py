@@ -15,7 +15,6 @@ from relax_core.control import data_identity
 from relax_core.control.data_check import open_data
 from relax_core.control.planner import plan
 from relax_core.control.prepare import prepare, prepare_resume
-from relax_core.diagnostics import doctor
 from relax_core.sampling.groups import Selection, make_sampler
 from tests.ascii_tokenizer import save_ascii_tokenizer
 
@@ -28,7 +27,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _imports_no_backend(monkeypatch):
-    monkeypatch.setattr(doctor, "check_starts", lambda *_: ())
+    monkeypatch.setattr("relax_core.control.dry_run.check_starts", lambda *_: ())
 
 
 @pytest.fixture

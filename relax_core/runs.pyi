@@ -33,7 +33,7 @@ from .observe.files import (
 from .observe.metrics import mean as mean, metric as metric
 from .observe.records import frame as frame, read_frames as read_frames
 from .observe.redaction import Redactor as Redactor, credentials as credentials
-from .observe.run_directory import find_run as find_run
+from .observe.run_directory import find_run as find_run, runs_root as runs_root
 from .views.answers import ANSWERS as ANSWERS, scale_plan as scale_plan, scaling_of as scaling_of
 from .views.follower import LineFollower as LineFollower
 from .views.logs import (

@@ -29,7 +29,7 @@ from relax_core.config.run_config import RunConfig
 from relax_core.control.data_check import open_data
 from relax_core.control.start_check import check_starts, probe, unmet
 from relax_core.launch import Catalogue, PluginState, plan_run
-from relax_core.observe.run_directory import runs_root
+from relax_core.runs import runs_root
 
 SETUP, MACHINE = 2, 4
 """Exit codes for a problem of the installation or configuration, and for a problem of the machine."""

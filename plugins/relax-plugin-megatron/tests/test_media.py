@@ -301,8 +301,14 @@ def test_a_critic_with_encoders_is_refused(seeing: Model) -> None:
         pass
 
 
-def test_a_comparison_of_layouts_says_what_a_medium_counts_and_which_layouts_are_refused() -> None:
-    two = ["trainer=megatron", "placement.actor.ranks=2"]
-    for compared in compare_layouts(["colours"], two, Machine(0, False, 1 << 34, 0, 1e11, 1e10, 1e9)):
-        assert MEDIA_NOTE in compared.notes
-        assert any("hold the first 2, which get features of images" in one.reason for one in compared.layouts)
+def test_a_comparison_of_layouts_says_what_a_medium_counts_and_which_layouts_are_refused(tmp_path: Path) -> None:
+    model = built("qwen3_vl", tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "what is this ?", "answer": "this"}\n' * 8)
+    run = {
+        "trainer": "megatron", "media": ["image"], "model": {"path": str(model.folder)}, "rewards": ["exact"], "steps": 1,
+        "data": {"train": str(tmp_path / "rows.jsonl")}, "eval": {"every": 0}, "placement": {"actor": {"ranks": 2}},
+        "rollout": {"max_new_tokens": 8},
+    }  # fmt: skip
+    (compared,) = compare_layouts([run], [], Machine(0, False, 1 << 34, 0, 1e11, 1e10, 1e9))
+    assert MEDIA_NOTE in compared.notes
+    assert any("hold the first 2, which get features of images" in one.reason for one in compared.layouts)

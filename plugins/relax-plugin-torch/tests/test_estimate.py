@@ -36,8 +36,13 @@ def spec_of(folder, **changes):
     return TrainerSpec({"path": folder}, ALGORITHM, OptimizerSpec(1e-3), tokens_per_micro_batch=512, **changes)
 
 
-def test_the_parts_of_state_are_exact(folder):
-    told = make_trainer().estimate(spec_of(folder), WORK)
+@pytest.fixture(scope="module")
+def told(folder):
+    """Return the estimate of an actor alone."""
+    return make_trainer().estimate(spec_of(folder), WORK)
+
+
+def test_the_parts_of_state_are_exact(told, folder):
     with running(folder) as trainer:
         parameters = trainer.facts["parameters"]
     parts = told.phases["train"]
@@ -47,11 +52,10 @@ def test_the_parts_of_state_are_exact(folder):
     assert told.phases["checkpoint"]["snapshot"] == parts["parameters"] + parts["optimizer"]
 
 
-def test_ranks_that_share_weights_hold_less_each(folder):
-    alone = make_trainer().estimate(spec_of(folder), WORK)
+def test_ranks_that_share_weights_hold_less_each(told, folder):
     shared = make_trainer(sharding="fsdp").estimate(spec_of(folder, world_size=2, rank=1), WORK)
-    assert shared.phases["train"]["optimizer"] == pytest.approx(alone.phases["train"]["optimizer"] / 2, rel=0.01)
-    assert shared.flops["train"] < alone.flops["train"]
+    assert shared.phases["train"]["optimizer"] == pytest.approx(told.phases["train"]["optimizer"] / 2, rel=0.01)
+    assert shared.flops["train"] < told.flops["train"]
     assert "arithmetic" in shared.notes[0]
 
 

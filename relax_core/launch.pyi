@@ -3,6 +3,7 @@
 
 from .config.compose import Composed as Composed, compose as compose
 from .control.dry_run import check_all as check_all
+from .control.preflight import free_memory as free_memory
 from .control.prepare import (
     Prepared as Prepared,
     plan_run as plan_run,

@@ -55,6 +55,8 @@ class PreflightFacts:
     """Roles, operations and worker groups of the run."""
     free_memory_bytes: int
     """Memory of this machine or container that new processes may use."""
+    starts: bool = True
+    """True if the run starts on this machine after the checks; False for checks alone, as of `relax doctor`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Check(Component):
 
     stage: Literal["preflight", "first-step"] = field(kw_only=True)
     """`preflight`: takes `PreflightFacts`, before the run starts. `first-step`: takes `FirstStepFacts`, after step 1."""
+    timeout_s: float = field(default=30.0, kw_only=True)
+    """Seconds that the check may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from relax_core.api.algorithm import Source
 from relax_core.api.plan import Plan
 from relax_core.config.run_config import RunConfig, RunContext
-from relax_core.control.memory_check import PlanContext
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, open_held_out, open_training
 from relax_core.data.overlap import EvalRows, kept_apart
@@ -18,6 +17,16 @@ from relax_core.data.tasks import TaskSet
 from relax_core.registry.catalogue import Catalogue
 from relax_core.sampling.evaluation import open_tasks
 from relax_core.sampling.groups import Selection, make_sampler
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContext:
+    """The part of a role's context that exists before a run: enough to make specifications and to open tasks."""
+
+    config: RunConfig
+    plan: Plan
+    build: Callable[..., Any]
+    run_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +53,26 @@ class OpenedData:
 
 def open_data(config: RunConfig, catalogue: Catalogue, plan: Plan) -> OpenedData:
     """Open the task files and the sampler. Raises ConfigError for everything that a run would refuse at its start."""
-    rows: TaskSet | Dataset
-    if plan.source is Source.ROLLOUT:
-        family: Any = catalogue.build(config.family.chosen)
-        family.open(config.model.model_dump(mode="json"))
-        context = cast(RunContext, PlanContext(config, plan, catalogue.build))
-        rows, train, sets = open_tasks(context, family, tools_before_start(config, catalogue))
-        held = {one.name: EvalRows(one.tasks, one.indices) for one in sets}
-    else:
-        rows, train = open_training(config, catalogue.build, plan.source)
-        given = open_held_out(config, catalogue.build, plan.source)
-        held = {one.name: EvalRows(one.dataset, one.indices) for one in given}
+    rows, train, held = open_rows(config, catalogue, plan)
     train, compared = kept_apart(config, rows, train, held)
     Selection(make_sampler(config, catalogue.build, plan.source), {}, rows, train, config.seed, 0)
     evaluated = {name: len(one.indices) for name, one in held.items()}
     return OpenedData(
         rows, train, evaluated, tuple(f"{'warning: ' * (level == 'warning')}{text}" for level, text in compared)
     )
+
+
+def open_rows(
+    config: RunConfig, catalogue: Catalogue, plan: Plan
+) -> tuple[TaskSet | Dataset, Sequence[int], dict[str, EvalRows]]:
+    """Open the task files; return the usable rows, the indices of those to train on, and the evaluation sets by name."""
+    rows: TaskSet | Dataset
+    if plan.source is Source.ROLLOUT:
+        family: Any = catalogue.build(config.family.chosen)
+        family.open(config.model.model_dump(mode="json"))
+        context = cast(RunContext, PlanContext(config, plan, catalogue.build))
+        rows, train, sets = open_tasks(context, family, tools_before_start(config, catalogue))
+        return rows, train, {each.name: EvalRows(each.tasks, each.indices) for each in sets}
+    rows, train = open_training(config, catalogue.build, plan.source)
+    held_out = open_held_out(config, catalogue.build, plan.source)
+    return rows, train, {each.name: EvalRows(each.dataset, each.indices) for each in held_out}

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, cast
+
+import psutil
 
 from relax_core.api.checks import CheckFinding, FirstStepFacts, PreflightFacts
 from relax_core.api.component import Check
@@ -14,23 +17,20 @@ from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.plan import Plan
 from relax_core.config.problems import refuse
 from relax_core.config.run_config import RunConfig
-from relax_core.control.memory_check import free_memory
 from relax_core.registry.catalogue import Catalogue, Found, installable
 from relax_core.registry.error_text import authored
 
-DEADLINE_S = 30.0
-"""Seconds that one check may take."""
 
-
-def preflight(config: RunConfig, catalogue: Catalogue, plan: Plan) -> tuple[str, ...]:
+def preflight(config: RunConfig, catalogue: Catalogue, plan: Plan, *, starts: bool = False) -> tuple[str, ...]:
     """Make the preflight checks of all plugins; return a notice for each warning, and if nothing checks the first step.
 
+    `starts`: this process starts the run after the checks.
     Raises ConfigError for a failed check, and PluginError for a check that raises.
     """
     notices = unchecked(config, catalogue)
     if not (checks := checks_of(catalogue, "preflight")):
         return notices
-    facts = PreflightFacts(config.dump(), plan, free_memory())
+    facts = PreflightFacts(config.dump(), plan, free_memory(), starts)
     found = [finding for check in checks for finding in made(check, catalogue, facts)]
     refuse((ConfigError(of.field or of.name, _seen(of), of.advice) for of in found if of.state == "failed"), {})
     return (*notices, *(f"{of.name}: {_seen(of)}; {of.advice}" for of in found if of.state == "warning"))
@@ -72,6 +72,7 @@ def made(check: Found, catalogue: Catalogue, facts: PreflightFacts | FirstStepFa
     function = cast(
         Callable[[Any], Iterable[CheckFinding]], catalogue.target("check", f"{check.plugin}:{check.component.name}")
     )
+    timeout_s = cast(Check, check.component).timeout_s
     answers: SimpleQueue[list[CheckFinding] | Exception] = SimpleQueue()
 
     def answer() -> None:
@@ -82,9 +83,9 @@ def made(check: Found, catalogue: Catalogue, facts: PreflightFacts | FirstStepFa
 
     Thread(target=answer, name=f"check-{check.component.name}", daemon=True).start()
     try:
-        findings = answers.get(timeout=DEADLINE_S)
+        findings = answers.get(timeout=timeout_s)
     except Empty:
-        fault = f"it did not return within {DEADLINE_S:g} s; a check must be quick"
+        fault = f"it did not return within {timeout_s:g} s; make it faster, or raise `timeout_s` of its Check"
         raise PluginError(f"check {check.title}", fault) from None
     with authored(f"check {check.title}"):
         if isinstance(findings, Exception):
@@ -97,3 +98,15 @@ def made(check: Found, catalogue: Catalogue, facts: PreflightFacts | FirstStepFa
 
 def _seen(finding: CheckFinding) -> str:
     return "; ".join(filter(None, (finding.found, finding.evidence)))
+
+
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that new processes of this machine or container may use; the kernel's caches count as free."""
+    available: int = psutil.virtual_memory().available
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # not in a container, or without a limit
+        return available
+    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file", "slab_reclaimable"))
+    return max(0, min(available, limit - used + cached))

@@ -38,7 +38,6 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.data_identity import NAME as DATA, check_unchanged, held_out_before
 from relax_core.control.epochs import with_steps
-from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.preflight import preflight
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, is_core_key, may_change
@@ -150,12 +149,15 @@ class PlannedRun:
     recipe: Recipe | None
     """The named recipe if its files must still be built; else None."""
 
-    def preflight(self) -> tuple[str, ...]:
-        """Make the preflight checks of plugins for each stage; return notices. Without files of a recipe, make none."""
+    def preflight(self, *, starts: bool = False) -> tuple[str, ...]:
+        """Make the preflight checks of plugins for each stage; return notices. Without files of a recipe, make none.
+
+        `starts`: this process starts the run after the checks.
+        """
         notices: list[str] = []
         for at, stage in enumerate(self.stages if self.recipe is None else ()):
-            with naming_stage(at if stage.name else None):
-                notices += preflight(stage.config, self.catalogue, stage.plan)
+            with naming_stage(at if stage.name else None), waiting_for("making the checks of plugins"):
+                notices += preflight(stage.config, self.catalogue, stage.plan, starts=starts)
         return tuple(notices)
 
     def built_sources(self, folder: Path, sources: Sequence[Source], *, untrained: bool = False) -> Sequence[Source]:
@@ -290,11 +292,10 @@ def prepare(
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
         for at, stage in enumerate(planned.stages):  # later stages train an export of the first stage's shape
-            checking = waiting_for("checking the template's tool calls and the memory of the run")
+            checking = waiting_for("checking the template's tool calls")
             with naming_stage(at if composed.stages else None), checking:
                 check_tool_calls(stage.config, catalogue, stage.plan)
-                check_fits(stage.config, catalogue, stage.plan)
-        notices = (*composed.notices, *planned.preflight())
+        notices = (*composed.notices, *planned.preflight(starts=True))
         directory.write(DATA, {"files": _data_of([stage.config for stage in planned.stages], directory.path)})
         epoch = RunEpoch.begin(directory.path)
         stages: list[PreparedStage] = []
@@ -380,8 +381,7 @@ def prepare_resume(
     # A run that did not finish may still have to write its export; but a reached steps=N leaves nothing to do.
     if reached and (overrides or finished):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
-    check_fits(config, catalogue, planned.stages[0].plan)
-    notices = (*planned.composed.notices, *planned.preflight())
+    notices = (*planned.composed.notices, *planned.preflight(starts=True))
     later = _later_stages(left[1:], catalogue, done + config.steps)
     data = _data_of([config, *(stage.config for stage in later)], run_dir)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 from relax_plugin_workbench.data_survey import data_files, survey, survey_overlap
+from relax_plugin_workbench.memory import memory
 
+from relax_core.api.checks import PreflightFacts
 from relax_core.api.weights import Version
 from relax_core.config.compose import compose
 from relax_core.config.run_config import literal
-from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
+from relax_core.control.preflight import free_memory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.tensor_files.transport import Disk
 from tests.fuzz.mutations import SCALARS, json_bytes, mutate_bytes, mutate_tree
@@ -160,7 +162,7 @@ def feed_configuration(folder: Path) -> None:
     overrides = [word.decode("utf-8", errors="surrogateescape") for word in raw]
     composed = compose([folder / "my.toml"], overrides, installed())
     for config in [stage.config for stage in composed.stages] or [composed.config]:
-        check_fits(config, installed(), plan(config, installed()))
+        list(memory(PreflightFacts(config.dump(), plan(config, installed()), free_memory())))
 
 
 def sound_model() -> Files:

@@ -19,8 +19,8 @@ from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import EvalTable
+from relax_core.control.data_check import PlanContext
 from relax_core.control.data_identity import held_out_before
-from relax_core.control.memory_check import PlanContext
 from relax_core.control.prepare import prepare, prepare_resume
 from relax_core.control.resume_keys import MAY_CHANGE, may_change
 from relax_core.data.dataset import open_held_out

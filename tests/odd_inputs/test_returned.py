@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from relax_plugin_media.host import MediaHost
 from relax_plugin_workbench.data_survey import DataFile, survey
+from relax_plugin_workbench.memory import estimated
 
 from relax_core import learn
 from relax_core.api import (
@@ -47,7 +48,6 @@ from relax_core.api.bus import Issue
 from relax_core.api.component import Configurable
 from relax_core.api.errors import PluginError
 from relax_core.config.run_config import EnvironmentChoice, RewardChoice
-from relax_core.control.memory_check import estimated
 from relax_core.data.tasks import TaskSet
 from relax_core.engine_kit.model_weights import received
 from relax_core.engines.engine_state import EngineState, EngineStatus

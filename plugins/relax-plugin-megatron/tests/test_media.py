@@ -16,11 +16,11 @@ from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.trainer import MegatronTrainer
 from relax_plugin_workbench.layouts import Machine, compare_layouts
+from relax_plugin_workbench.memory import MEDIA_NOTE
 from safetensors.numpy import load_file
 
 from relax_contrib.recipes import families as tiny
 from relax_core.api import ConfigError, OptimizerSpec, Ragged, RowBatch, TrainerSpec, Workload
-from relax_core.control.memory_check import MEDIA_NOTE
 from relax_core.testing.trainer import Reinforce, forward
 from tests.megatron_on_cpu.layouts import CP2, DP2, EP2, ONE, PP2, PP2_VP2, TP2, TP2_SP, Layout, megatron
 from tests.trainers import ALGORITHM, running, train

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from relax_contrib.recipes.families import save_tokenizer
+from tests.unit.control.conftest import catalogue
 from tests.unit.views.conftest import clock, write_run
 
-__all__ = ["clock", "write_run"]
+__all__ = ["catalogue", "clock", "write_run"]
 
 
 @pytest.fixture(scope="session")

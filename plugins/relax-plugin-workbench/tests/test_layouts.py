@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from relax_plugin_workbench import layouts
 from relax_plugin_workbench.layouts import LayoutComparison, Machine, compare, trainer_groups
+from relax_plugin_workbench.memory import LIBRARIES, gib
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -18,7 +19,6 @@ from relax_core.api import Estimate
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
-from relax_core.control.memory_check import LIBRARIES, gib
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from tests.ascii_tokenizer import save_ascii_tokenizer

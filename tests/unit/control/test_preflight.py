@@ -4,22 +4,26 @@
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from relax_core.api.checks import FirstStepFacts
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.plan import Plan
 from relax_core.config.compose import parse_config
-from relax_core.control.preflight import checks_of, first_step, preflight
+from relax_core.control.preflight import checks_of, first_step, free_memory, preflight
 from relax_core.registry import Catalogue
 
 PLAN = Plan("colocate", (), (), {}, ())
+DATA: dict[str, Any] = {
+    "model": {"path": "/m"}, "data": {"train": "/t.jsonl"}, "placement": {"check_memory": False}
+}  # fmt: skip
 CHECKS = """
 from relax_core.api import Check, CheckFinding, hook
 
 @hook
 def relax_checks():
-    return [Check("look", __name__ + ":look", "Looks", stage={stage!r})]
+    return [Check("look", __name__ + ":look", "Looks", stage={stage!r}, timeout_s={timeout_s})]
 
 def look(facts):
     {body}
@@ -29,14 +33,13 @@ FAILED = (
 )
 
 
-def looking(tmp_path: Path, body: str, stage: str = "preflight") -> Catalogue:
-    (tmp_path / "looks.py").write_text(CHECKS.format(stage=stage, body=body))
+def looking(tmp_path: Path, body: str, stage: str = "preflight", timeout_s: float = 30.0) -> Catalogue:
+    (tmp_path / "looks.py").write_text(CHECKS.format(stage=stage, timeout_s=timeout_s, body=body))
     return Catalogue.load([str(tmp_path / "looks.py")])
 
 
 def checked(catalogue: Catalogue) -> tuple[str, ...]:
-    data = {"model": {"path": "/m"}, "data": {"train": "/t.jsonl"}, "optimizer": {"lr": 0.5}}
-    return preflight(parse_config(data, catalogue), catalogue, PLAN)
+    return preflight(parse_config({**DATA, "optimizer": {"lr": 0.5}}, catalogue), catalogue, PLAN)
 
 
 def test_a_failed_check_refuses_the_run_and_a_warning_is_a_notice(tmp_path: Path) -> None:
@@ -59,10 +62,9 @@ def test_a_faulty_check_is_charged_to_its_plugin_and_never_ends_a_run(tmp_path: 
     assert (found.name, found.state) == ("look is checked", "warning") and said in found.found
 
 
-def test_a_check_that_does_not_return_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_core.control.preflight.DEADLINE_S", 0.05)
+def test_a_check_that_does_not_return_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"it did not return within 0\.05 s"):
-        checked(looking(tmp_path, "import threading; threading.Event().wait()", "preflight"))
+        checked(looking(tmp_path, "import threading; threading.Event().wait()", timeout_s=0.05))
 
 
 def test_the_checks_of_a_stage_get_the_facts_of_the_stage(tmp_path: Path) -> None:
@@ -75,10 +77,26 @@ def test_the_checks_of_a_stage_get_the_facts_of_the_stage(tmp_path: Path) -> Non
 def test_a_run_whose_first_step_nothing_checks_is_told_so_and_refused_if_a_check_should_stop_it() -> None:
     catalogue = Catalogue.load(environ={"RELAX_DISABLE_PLUGINS": "relax-plugin-checks"})
     assert checks_of(catalogue, "first-step") == []
-    data: dict[str, Any] = {"model": {"path": "/m"}, "data": {"train": "/t.jsonl"}}
     said = "no plugin checks the first step of the run: pip install relax-plugin-checks"
     for guard, notices in (("warn", (said,)), ("off", ())):
-        config = parse_config({**data, "guards": {"first_step": guard}}, catalogue)
+        config = parse_config({**DATA, "guards": {"first_step": guard}}, catalogue)
         assert preflight(config, catalogue, PLAN) == notices
     with pytest.raises(ConfigError, match=r"guards\.first_step: .*pip install relax-plugin-checks"):
-        preflight(parse_config({**data, "guards": {"first_step": "stop"}}, catalogue), catalogue, PLAN)
+        preflight(parse_config({**DATA, "guards": {"first_step": "stop"}}, catalogue), catalogue, PLAN)
+
+
+def limited(folder: Path, limit: str, used: int = 0, cached: int = 0) -> Path:
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(str(used))
+    (folder / "memory.stat").write_text(f"anon 5\nactive_file {cached}\ninactive_file 10\n")
+    return folder
+
+
+def test_a_container_gives_what_is_left_below_its_limit_and_what_only_caches_files(tmp_path: Path) -> None:
+    assert free_memory(limited(tmp_path, "1000", used=700, cached=40)) == 1000 - 700 + 50
+
+
+def test_without_a_limit_the_machine_gives_what_is_available(tmp_path: Path) -> None:
+    there = psutil.virtual_memory().total
+    assert 0 < free_memory(limited(tmp_path, "max")) <= there
+    assert 0 < free_memory(tmp_path / "no-container") <= there

@@ -15,18 +15,17 @@ from pathlib import Path
 
 from relax_core.api.plan import Plan
 from relax_core.config.layers import Source
-from relax_core.control.memory_check import (
+from relax_core.control.preflight import preflight
+from relax_core.launch import free_memory, plan_run
+from relax_plugin_workbench.memory import (
     MEDIA_NOTE,
     MemoryBudget,
     ProcessNeed,
     device_memory,
-    free_memory,
     longest_prompt,
     memory_budgets,
     process_needs,
 )
-from relax_core.control.preflight import preflight
-from relax_core.launch import plan_run
 
 SIDE, RATE_S = 1024, 0.3
 """Number of rows, and of columns, of the multiplied matrices; seconds that the measurement takes."""
@@ -65,7 +64,8 @@ class RunEstimate:
     def check(self) -> None:
         """Raise ConfigError if a budget does not fit and the run would refuse to start."""
         for budget in self.budgets if self.refuses else ():
-            budget.check()
+            if not budget.fits:
+                raise budget.refusal
 
 
 def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[RunEstimate]:
@@ -91,11 +91,25 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
                     Duration(need.group.name, phase, flops, flops / rate if rate else 0.0)
                     for phase, flops in busiest.items()
                 ]
-            check = stage.config.placement.check_memory
+            placement = stage.config.placement
             notices = (*planned.composed.notices, *((MEDIA_NOTE,) if stage.config.media else ()))
-            notices += preflight(stage.config, planned.catalogue, stage.plan)
+            # The budgets show whether the run fits, so the check of memory is left out.
+            unchecked = stage.config.model_copy(
+                update={"placement": placement.model_copy(update={"check_memory": False})}
+            )
+            notices += preflight(unchecked, planned.catalogue, stage.plan)
             estimates.append(
-                RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, tuple(durations), check, notices)
+                RunEstimate(
+                    stage.name,
+                    stage.plan,
+                    longest,
+                    needs,
+                    budgets,
+                    rate,
+                    tuple(durations),
+                    placement.check_memory,
+                    notices,
+                )
             )
     return estimates
 

@@ -20,27 +20,26 @@ from relax_core.api.trainer import Trainer
 from relax_core.cli.terminal import print_json, print_table, say
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, RunContext
-from relax_core.control.memory_check import (
+from relax_core.control.data_check import PlanContext
+from relax_core.control.placement import ROLLOUT, TABLES, TEACHER
+from relax_core.control.planner import plan
+from relax_core.engines.factories import AUXILIARY_GROUP
+from relax_core.launch import Catalogue, free_memory, plan_run
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import checked, returned_by
+from relax_core.roles.rank_group import trainer_spec
+from relax_plugin_workbench.estimate import measured_rate
+from relax_plugin_workbench.memory import (
     MEDIA_NOTE,
     MemoryBudget,
-    PlanContext,
     ProcessNeed,
     device_memory,
-    free_memory,
     gib,
     largest_step,
     longest_prompt,
     memory_budgets,
     process_needs,
 )
-from relax_core.control.placement import ROLLOUT, TABLES, TEACHER
-from relax_core.control.planner import plan
-from relax_core.engines.factories import AUXILIARY_GROUP
-from relax_core.launch import Catalogue, plan_run
-from relax_core.registry.error_text import authored
-from relax_core.registry.shapes import checked, returned_by
-from relax_core.roles.rank_group import trainer_spec
-from relax_plugin_workbench.estimate import measured_rate
 
 GPU_FLOPS, GPU_MEMORY, GPU_LINK = 400e12, 2.5e12, 200e9
 """Assumed rates of a GPU, per second: operations in 16 bits, bytes of its memory, bytes sent to other GPUs. They are

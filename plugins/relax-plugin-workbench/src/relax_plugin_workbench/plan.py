@@ -12,8 +12,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
 
 if TYPE_CHECKING:
-    from relax_core.control.memory_check import ProcessNeed
     from relax_plugin_workbench.estimate import RunEstimate
+    from relax_plugin_workbench.memory import ProcessNeed
 
 
 def plan(
@@ -99,7 +99,7 @@ def _plan_document(estimate: RunEstimate) -> dict[str, object]:
 
 
 def _print_plan(estimate: RunEstimate) -> None:
-    from relax_core.control.memory_check import gib
+    from relax_plugin_workbench.memory import gib
 
     say(f"placement {estimate.plan.mode}; each line is a group of processes that fail together")
     groups = [need.group for need in estimate.needs]
@@ -124,7 +124,7 @@ def _print_plan(estimate: RunEstimate) -> None:
 
 
 def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
-    from relax_core.control.memory_check import gib
+    from relax_plugin_workbench.memory import gib
 
     if not need.processes:
         yield need.group.name, "-", "-", need.unknown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check that the memory that a plan needs fits into the host's and each device's memory; else the run is refused.
+"""A check before a run that the memory that its plan needs fits into the host's and each device's memory.
 
 Trainers and engines estimate their own processes. The memory of a backend without an estimate is reported as unknown.
 The estimates cover tensors and a process's libraries. Only this machine is checked, not a cluster of several machines.
@@ -11,13 +11,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-import psutil
-
-from relax_core.api.algorithm import Source
+from relax_core.api.checks import CheckFinding, PreflightFacts
 from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
 from relax_core.api.model_folder import WEIGHTS, model_context
@@ -25,18 +24,20 @@ from relax_core.api.plan import RESERVED, Estimate, Plan, WorkerGroup, Workload
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunConfig, RunContext
+from relax_core.control.data_check import PlanContext, open_rows
 from relax_core.control.epochs import count_rows
 from relax_core.control.placement import TEACHER, has_gpus
-from relax_core.control.tool_check import tools_before_start
-from relax_core.data.dataset import open_training
-from relax_core.data.tasks import MOST_HELD_OUT
+from relax_core.data.tasks import MOST_HELD_OUT, TaskSet
 from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
-from relax_core.registry.catalogue import Catalogue
+from relax_core.launch import Catalogue, compose, free_memory
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
+from relax_core.rewards.host import announce_missing
 from relax_core.roles.rank_group import trainer_spec
-from relax_core.sampling.evaluation import open_tasks
 
+FITS = "the run fits into free memory"
+Count = Callable[[str, str, Mapping[str, str]], int]
+"""Returns the number of rows of a task file, by the configuration's key, the path and the columns."""
 SMALL = 0.5
 """Share of the free memory; a run with an upper bound (`_bound`) below this share passes without exact figures."""
 STATE = 32
@@ -69,16 +70,6 @@ FIXES = {
         "share the state over more ranks (trainer.sharding), train adapters, or use a smaller model",
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PlanContext:
-    """The part of a role's context that exists before a run: enough to make specifications and to open tasks."""
-
-    config: RunConfig
-    plan: Plan
-    build: Callable[..., Any]
-    run_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,52 +107,75 @@ class MemoryBudget:
     def fits(self) -> bool:
         return not self.available or self.needed <= self.available
 
-    def check(self) -> None:
-        """Raise ConfigError if more bytes are needed than available."""
-        if self.fits:
-            return
+    @property
+    def refusal(self) -> ConfigError:
+        """The error for a budget that does not fit."""
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
         got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} available"
         go_on = "placement.check_memory=false (on the command line also --anyway) skips this check"
-        raise ConfigError(field, got, f"the largest part is {self.largest}: {fix}; {go_on}")
+        return ConfigError(field, got, f"the largest part is {self.largest}: {fix}; {go_on}")
 
 
-def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
-    """Raise ConfigError if the plan can't fit, unless `placement.check_memory` is false.
+def memory(facts: PreflightFacts) -> Iterator[CheckFinding]:
+    """Find whether the plan fits into the free memory, unless `placement.check_memory` is false.
 
-    Exact figures take seconds and import torch, so small models pass by a generous upper bound instead.
+    Exact figures take seconds and import torch, so small models pass by a generous upper bound instead. If several
+    memories are too small, the finding names the first.
     """
-    elsewhere = config.run.runner == "ray" and bool(os.environ.get("RAY_ADDRESS"))
-    if not config.placement.check_memory or elsewhere:
+    config, plan = facts.config, facts.plan
+    elsewhere = config["run"]["runner"] == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+    if not config["placement"]["check_memory"] or elsewhere:
         return
+    typed = cache(partial(_typed, config))
+
+    def count(field: str, path: str, columns: Mapping[str, str]) -> int:
+        run, catalogue = typed()
+        return count_rows(run, catalogue.build, field, Path(path), columns)
+
+    refused: Literal["failed", "warning"] = "failed" if facts.starts else "warning"
     try:
-        if _bound(config, catalogue, plan) <= SMALL * free_memory() and not any(
-            _on_gpu(group) for group in plan.groups.values()
-        ):
+        on_host = not any(map(_on_gpu, plan.groups.values()))
+        if on_host and _bound(config, plan, count) <= SMALL * facts.free_memory_bytes:
+            yield CheckFinding(FITS, "ok", f"an upper bound is less than half of {gib(facts.free_memory_bytes)}")
             return
-        needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
-    except (MemoryError, OverflowError) as error:  # even the estimate of that many rows does not fit
-        got = f"steps of {config.rollout.groups_per_step} times {config.rollout.group_size} samples"
-        raise ConfigError("rollout", got, "too many for any memory: lower groups_per_step or group_size") from error
+        run, catalogue = typed()
+        needs = process_needs(run, catalogue, plan, longest_prompt(run, catalogue, plan))
+    except (MemoryError, OverflowError):  # even the estimate of that many rows does not fit
+        size = f"steps of {config['rollout']['groups_per_step']} times {config['rollout']['group_size']} samples"
+        fix = "too many for any memory: lower groups_per_step or group_size"
+        yield CheckFinding(FITS, refused, size, advice=fix, field="rollout")
+        return
     # Measure again: the estimates take seconds, in which former processes may have ended.
-    for budget in memory_budgets(needs, free_memory(), device_memory()):
-        budget.check()
+    budgets = memory_budgets(needs, free_memory(), device_memory())
+    unfit = next((budget for budget in budgets if not budget.fits), None)
+    if unfit is None:
+        found = "; ".join(f"{gib(each.needed)} of {gib(each.available)} of {each.name}" for each in budgets)
+        yield CheckFinding(FITS, "ok", found)
+    else:
+        error = unfit.refusal
+        yield CheckFinding(FITS, refused, str(error.got), advice=error.fix, field=error.field)
 
 
-def _bound(config: RunConfig, catalogue: Catalogue, plan: Plan) -> float:
+def _typed(config: Mapping[str, Any]) -> tuple[RunConfig, Catalogue]:
+    catalogue = Catalogue.load(config["plugins"])
+    announce_missing(config["rewards"], catalogue)
+    return compose([config], (), catalogue, on_disk=False).config, catalogue
+
+
+def _bound(config: Mapping[str, Any], plan: Plan, count: Count) -> float:
     """Return an upper bound of the bytes that a run can take, derived from its largest model."""
-    rollout, prompt = config.rollout, config.data.max_prompt_tokens or UNBOUNDED
-    context = model_context(config.model.path) or UNBOUNDED
-    row = min(context, prompt + rollout.max_new_tokens)
-    tokens = rollout.groups_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
-    trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
-    evaluations = _evaluations(config, catalogue.build, prompt) if "rollout" in plan.groups else ()
+    rollout, prompt = config["rollout"], config["data"].get("max_prompt_tokens") or UNBOUNDED
+    context = model_context(Path(config["model"]["path"])) or UNBOUNDED
+    row = min(context, prompt + rollout["max_new_tokens"])
+    tokens = rollout["groups_per_step"] * plan.group_size * row * (1 + (plan.max_staleness or 0))
+    trained = min(tokens, max(row, config["batch"].get("tokens_per_micro_batch") or AT_ONCE))
+    evaluations = _evaluations(config, count, prompt) if "rollout" in plan.groups else ()
     generated = max([tokens, *(work.rows * min(context, work.row_tokens) for work in evaluations)])
-    teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
-    pools = {pool.path for pool in config.engines if AUXILIARY_GROUP + pool.name in plan.groups}
+    teachers = config["teachers"] if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
+    pools = (pool for pool in config["engines"] if AUXILIARY_GROUP + pool["name"] in plan.groups)
+    tables = (config["model"], config["critic"], config["reference"], *teachers, *pools)
     largest = 0.0
-    others = {path for path in (config.critic.path, config.reference.path) if path}
-    for folder in {config.model.path, *others, *(teacher.path for teacher in teachers if teacher.path), *pools}:
+    for folder in {Path(table["path"]) for table in tables if table.get("path")}:
         model = json.loads((folder / "config.json").read_text())
         text = model["text_config"] if isinstance(model.get("text_config"), dict) else model
         stored = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind))
@@ -174,14 +188,11 @@ def _bound(config: RunConfig, catalogue: Catalogue, plan: Plan) -> float:
 
 def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
     """Return the length in tokens of the longest of the first prompts, or of a dataset's longest of the first rows."""
-    if plan.source is not Source.ROLLOUT:
-        rows, _ = open_training(config, catalogue.build, plan.source)
-        return max(len(one.tokens) for index in range(min(PROMPTS, len(rows))) for one in rows.examples(index))
-    family: Any = catalogue.build(config.family.chosen)
-    family.open(config.model.model_dump(mode="json"))
-    tools = tools_before_start(config, catalogue)
-    tasks, _, _ = open_tasks(cast(RunContext, PlanContext(config, plan, catalogue.build)), family, tools)
-    return max((len(tasks.prompt(index).tokens) for index in range(min(PROMPTS, len(tasks)))), default=1)
+    rows, _, _ = open_rows(config, catalogue, plan)
+    first = range(min(PROMPTS, len(rows)))
+    if isinstance(rows, TaskSet):
+        return max((len(rows.prompt(index).tokens) for index in first), default=1)
+    return max((len(example.tokens) for index in first for example in rows.examples(index)), default=1)
 
 
 def process_needs(
@@ -236,27 +247,28 @@ def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size:
     def share(work: Workload) -> Estimate:
         return estimated(engine, spec, replace(work, prompts=ceil(work.prompts / size)))
 
+    def count(field: str, path: str, columns: Mapping[str, str]) -> int:
+        return count_rows(config, context.build, field, Path(path), columns)
+
     ahead = replace(step, prompts=step.prompts * (1 + (context.plan.max_staleness or 0)))
-    memory = max(map(share, (ahead, *_evaluations(config, context.build, step.prompt_tokens))), key=_peak)
-    return replace(memory, flops=share(step).flops)
+    evaluations = _evaluations(config.dump(), count, step.prompt_tokens)
+    estimates = map(share, (ahead, *evaluations))
+    largest = max(estimates, key=lambda each: max((sum(parts.values()) for parts in each.phases.values()), default=0))
+    return replace(largest, flops=share(step).flops)
 
 
-def _evaluations(config: RunConfig, build: Callable[..., Any], prompt_tokens: int) -> Iterator[Workload]:
-    """Yield the work of each evaluation set, whose tasks are all in flight at once; opens the files without a `size`."""
-    own = config.eval
-    if not own.every:
+def _evaluations(config: Mapping[str, Any], count: Count, prompt_tokens: int) -> Iterator[Workload]:
+    """Yield the work of each evaluation set, whose tasks are all in flight at once; count the rows without a `size`."""
+    table, new_tokens = config["eval"], config["rollout"]["max_new_tokens"]
+    if not table["every"]:
         return
-    if not own.sets:
-        yield Workload(own.size or MOST_HELD_OUT, own.samples, prompt_tokens, config.rollout.max_new_tokens)
-    for at, table in enumerate(own.sets):
-        columns = table.columns or config.data.columns
-        size = table.size or count_rows(config, build, f"eval.sets.{at}.path", table.path, columns)
-        new_tokens = table.max_new_tokens or config.rollout.max_new_tokens
-        yield Workload(size, table.samples or own.samples, prompt_tokens, new_tokens)
-
-
-def _peak(estimate: Estimate) -> int:
-    return max((sum(parts.values()) for parts in estimate.phases.values()), default=0)
+    if not table["sets"]:
+        yield Workload(table.get("size") or MOST_HELD_OUT, table["samples"], prompt_tokens, new_tokens)
+    for index, each in enumerate(table["sets"]):
+        columns = each.get("columns") or config["data"]["columns"]
+        size = each.get("size") or count(f"eval.sets.{index}.path", each["path"], columns)
+        samples = each.get("samples") or table["samples"]
+        yield Workload(size, samples, prompt_tokens, each.get("max_new_tokens") or new_tokens)
 
 
 def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, rank: int, step: Workload) -> Estimate:
@@ -348,18 +360,6 @@ def _largest_part(needs: list[ProcessNeed]) -> str:
 
 def _on_gpu(group: WorkerGroup) -> bool:
     return any(name.startswith("gpu:") for name in group.devices)
-
-
-def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that new processes of this machine or container may use; the kernel's caches count as free."""
-    available: int = psutil.virtual_memory().available
-    try:
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not in a container, or without a limit
-        return available
-    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file", "slab_reclaimable"))
-    return max(0, min(available, limit - used + cached))
 
 
 def device_memory() -> dict[str, int]:

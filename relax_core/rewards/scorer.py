@@ -266,20 +266,23 @@ class RewardPool:
         """Score each task's own gold answer; None for a task without a gold answer of this reward."""
         if not self.facts.reads_golds:
             return [None] * len(tasks)
-        return await start_all(*(self._gold(task) for task in tasks))
-
-    async def _gold(self, task: Task) -> GoldResult | None:
-        if not applies(self.table.only, task, self._only_of_all):
-            return None
-        try:
-            (found,) = await self._pool.submit([(task, None)])
-        except ItemTimeout:
-            return GoldResult(
-                error=f"its gold was not scored within timeout_s = {self.table.timeout_s:g} ({self.facts.place})"
-            )
-        except ItemCrash as crash:
-            return GoldResult(error=f"the process ended twice while it scored its gold ({self.facts.place}): {crash}")
-        return found if found.read or found.responses or found.error else None
+        asked = [applies(self.table.only, task, self._only_of_all) for task in tasks]
+        answers = [self._pool.submit([(task, None)]) for task, wanted in zip(tasks, asked, strict=True) if wanted]
+        ended = iter(await asyncio.gather(*answers, return_exceptions=True))
+        found: list[GoldResult | None] = []
+        for wanted in asked:
+            answer = next(ended) if wanted else [GoldResult()]
+            if isinstance(answer, ItemTimeout):
+                late = f"its gold was not scored within timeout_s = {self.table.timeout_s:g} ({self.facts.place})"
+                answer = [GoldResult(error=late)]
+            elif isinstance(answer, ItemCrash):
+                where = f"the process ended twice while it scored its gold ({self.facts.place})"
+                answer = [GoldResult(error=f"{where}: {answer}")]
+            elif isinstance(answer, BaseException):
+                raise answer
+            (gold,) = answer
+            found.append(gold if gold.read or gold.responses or gold.error else None)
+        return found
 
     def _opened(self, opened: Any) -> Mapping[str, Handler]:
         self.facts = facts = checked(opened, RewardFacts, "start")

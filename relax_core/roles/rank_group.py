@@ -218,16 +218,28 @@ class RankGroup:
         return {worker.name: worker.pid for worker in self._workers}
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
-        """Plan the micro-batches of each rank. If the loss compares rows of a group, no group is split."""
-        found: dict[int, list[int]] = {}
+        """Plan the micro-batches of each rank. If the loss compares rows of a group, no group is split.
+
+        A plan puts each row on a rank, at most once on each: ranks may share a model's layers.
+        """
+        by_unit: dict[int, list[int]] = {}
         for index, row in enumerate(rows.ids):
-            found.setdefault(row.group if self._whole_groups else index, []).append(index)
-        units = list(found.values())
+            by_unit.setdefault(row.group if self._whole_groups else index, []).append(index)
+        units = list(by_unit.values())
         lengths = rows.columns["tokens"].lengths
         padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
         with self._charged():
-            plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
-            _check_plan(plan, len(units), len(self._workers), returned_by(self._trainer.plan))
+            given, where = (
+                self._trainer.plan(padded, self.size, self._tokens_per_micro_batch),
+                returned_by(self._trainer.plan),
+            )
+            plan: ChunkPlan = checked(given, ChunkPlan, where)
+            if len(plan.micro_batches) != self.size:
+                raise WrongShape(f"{where}: got micro-batches for {len(plan.micro_batches)} ranks; want {self.size}")
+            by_rank = [[unit for batch in rank for unit in batch] for rank in plan.micro_batches]
+            if {*range(len(units))} != {*chain(*by_rank)} or any(len({*found}) < len(found) for found in by_rank):
+                got = f"got rows {', '.join(map(str, sorted(chain(*by_rank))))[:LONGEST]}"
+                raise WrongShape(f"{where}: {got}; want each of {len(units)} rows, at most once on a rank")
         micro_batches = tuple(
             tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
             for rank in plan.micro_batches
@@ -351,17 +363,6 @@ class TrainerDeviceLease:
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
-
-
-def _check_plan(plan: Any, rows: int, ranks: int, where: str) -> None:
-    """Raise WrongShape for a plan that omits a row, or repeats a row on one rank. Several ranks may have the same row."""
-    planned: ChunkPlan = checked(plan, ChunkPlan, where)
-    if len(planned.micro_batches) != ranks:
-        raise WrongShape(f"{where}: got micro-batches for {len(planned.micro_batches)} ranks; want {ranks}")
-    by_rank = [[index for batch in rank for index in batch] for rank in planned.micro_batches]
-    if {*range(rows)} != {*chain(*by_rank)} or any(len({*found}) < len(found) for found in by_rank):
-        got = f"got rows {', '.join(map(str, sorted(chain(*by_rank))))[:LONGEST]}"
-        raise WrongShape(f"{where}: {got}; want each of {rows} rows, at most once on a rank")
 
 
 def _check_columns(parts: Sequence[RowBatch], rows: RowBatch, names: Sequence[str]) -> None:

@@ -106,12 +106,11 @@ def _encoded(value: Any, large: list[Any] | None, exact: bool = False) -> bytes:
     return body
 
 
-def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0) -> Any:
-    """Return a message's value. Sequences outside of fields become tuples. Raises ValueError for an unknown type."""
-    return _decoded(data, large, depth, exact=False)
+def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0, exact: bool = False) -> Any:
+    """Return a message's value. Raises ValueError for an unknown type.
 
-
-def _decoded(data: bytes | memoryview, large: Sequence[Any], depth: int, exact: bool) -> Any:
+    Sequences outside of fields become tuples; with `exact`, which fields use, they become lists.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"wire: values are nested in more than {MAX_DEPTH} levels")
     _register_api()
@@ -245,9 +244,9 @@ def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> object:
     if code in (_ARRAY, _LARGE, _OBJECTS):
         return _decode_array(large, depth, code, data)
     if code == _EXACT:
-        return _decoded(data, large, depth, exact=True)
+        return decode(data, large, depth, exact=True)
     if code == _TUPLE:
-        return tuple(_decoded(data, large, depth, exact=True))
+        return tuple(decode(data, large, depth, exact=True))
     if code == _SET:
         return frozenset(decode(data, (), depth))
     if code == _BIG:

@@ -315,8 +315,6 @@ class RolloutWorker:
                 self._check_room(len(prompt.tokens), limits)
             environments = self._environments.get(task.environment, self._default_environments)
             if environments.answers_once:
-                for place in range(len(seeds)):
-                    turns.sample_started(place)
                 return await run_answers(
                     task, prompt, seeds, samplings, self.family, turns.generate, limits, turns.sample_ended
                 )

@@ -246,6 +246,13 @@ async def test_a_process_sees_the_variables_that_it_may_and_is_given(monkeypatch
         assert await answers(made, "$SECRET", "$SHARED", "$GIVEN") == ["", "2", "3"]
 
 
+async def test_a_cancelled_item_does_not_run() -> None:
+    async with pool() as made:
+        (before,) = await answers(made, "process")
+        made.submit("exit").cancel()
+        assert await answers(made, "a", "process") == ["A", before]
+
+
 async def test_stopping_fails_open_calls() -> None:
     async with pool() as made:
         waiting = made.submit("block")

@@ -44,19 +44,21 @@ RESERVED_REWARDS = frozenset({"mean", "std", "greedy", "environment"})
 
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
     """Return an error for every combination that cannot work."""
-    found = {one.name: cast(type[Algorithm], catalogue.target("algorithm", one.name)) for one in config.algorithms}
-    own = found[config.algorithm.name]
-    generated = own.source is Source.ROLLOUT
+    algorithms = {
+        choice.name: cast(type[Algorithm], catalogue.target("algorithm", choice.name)) for choice in config.algorithms
+    }
+    algorithm = algorithms[config.algorithm.name]
+    generated = algorithm.source is Source.ROLLOUT
     return [
-        *_sampling_errors(config, found, generated),
-        *_environment_errors(config, catalogue, found),
+        *_sampling_errors(config, algorithms, generated),
+        *_environment_errors(config, catalogue, algorithms),
         *_engine_errors(config, catalogue, generated),
         *_pool_errors(config),
         *_batch_errors(config, generated),
         *_guard_errors(config, generated),
-        *_reward_errors(config, catalogue, found, generated),
+        *_reward_errors(config, catalogue, algorithms, generated),
         *_sink_errors(config),
-        *_placement_errors(config, own),
+        *_placement_errors(config, algorithm),
         *_autoscale_errors(config, catalogue, generated),
         *_external_errors(config, catalogue, generated),
         *_label_errors(config),
@@ -109,7 +111,7 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
     """Refuse duplicate names, process options of in-process environments, and algorithms that do not combine."""
     tables = {
         "environment": config.environment,
-        **{f"environments.{at}": one for at, one in enumerate(config.environments)},
+        **{f"environments.{index}": environment for index, environment in enumerate(config.environments)},
     }
     for key, choice in tables.items():
         if (
@@ -120,24 +122,26 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
                 if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
                     fix = f'{choice.name} has no process of its own: remove this key, or set {key}.isolation = "shared"'
                     yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)
-    names = [config.environment.known_as, *(one.known_as for one in config.environments)]
+    names = [config.environment.known_as, *(environment.known_as for environment in config.environments)]
     first = algorithms[config.algorithm.name]
-    for at, one in enumerate(config.environments):
-        if one.known_as in names[: at + 1]:
+    for index, environment in enumerate(config.environments):
+        if environment.known_as in names[: index + 1]:
             fix = "tasks select environments by name: give one of the two another label, or remove it"
-            yield ConfigError(f"environments.{at}.{'label' if one.label else 'name'}", repr(one.known_as), fix)
-        if one.learner is None:
+            yield ConfigError(
+                f"environments.{index}.{'label' if environment.label else 'name'}", repr(environment.known_as), fix
+            )
+        if environment.learner is None:
             continue
-        own, fix = algorithms[one.learner.name], ""
-        if first.source is not Source.ROLLOUT or own.source is not Source.ROLLOUT:
+        learner, fix = algorithms[environment.learner.name], ""
+        if first.source is not Source.ROLLOUT or learner.source is not Source.ROLLOUT:
             fix = "one of the algorithms does not train on generated samples: choose two that do, or remove this key"
-        elif set(own.fits) != set(first.fits):
+        elif set(learner.fits) != set(first.fits):
             fix = "only one algorithm trains a critic, which values all rows: choose two that both do, or neither"
-        elif own.greedy_baseline != first.greedy_baseline:
+        elif learner.greedy_baseline != first.greedy_baseline:
             fix = "only one algorithm adds a greedy sample to each group: choose two that both do, or neither"
         if fix:
-            got = f"{one.learner.name} with the run's algorithm {config.algorithm.name}"
-            yield ConfigError(f"environments.{at}.algorithm", got, fix)
+            got = f"{environment.learner.name} with the run's algorithm {config.algorithm.name}"
+            yield ConfigError(f"environments.{index}.algorithm", got, fix)
 
 
 def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
@@ -177,38 +181,41 @@ def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> 
     if config.media:
         yield from catalogue.lacking("relax_media_pipeline", "media", ", ".join(choice.name for choice in config.media))
     by_kind: dict[str, str] = {}
-    for at, choice in enumerate(config.media):
+    for index, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
         if kind in by_kind:
-            yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} already reads {kind}: remove one")
+            yield ConfigError(f"media.{index}.name", choice.name, f"{by_kind[kind]} already reads {kind}: remove one")
         if generated and kind not in can.media:
             engines = {
-                known: cast(type[Engine], catalogue.target("engine", known)) for known in catalogue.names("engine")
+                engine_name: cast(type[Engine], catalogue.target("engine", engine_name))
+                for engine_name in catalogue.names("engine")
             }
-            others = " or ".join(known for known, other in engines.items() if kind in other.capabilities.media)
+            others = " or ".join(
+                engine_name for engine_name, other in engines.items() if kind in other.capabilities.media
+            )
             takes = ", ".join(sorted(can.media)) or "text only"
             fix = f"engine {name} accepts {takes}: use {others or 'another engine'}, or remove this processor"
-            yield ConfigError(f"media.{at}.name", choice.name, fix)
+            yield ConfigError(f"media.{index}.name", choice.name, fix)
         by_kind[kind] = choice.name
 
 
 def _pool_errors(config: RunConfig) -> Errors:
     """Refuse pools with the same name, turn options without effect, and teachers with no model or two models."""
     names = [pool.name for pool in config.engines]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            yield ConfigError(f"engines.{at}.name", name, "another pool has this name: give each pool its own name")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield ConfigError(f"engines.{index}.name", name, "another pool has this name: give each pool its own name")
     taught = {teacher.engine for teacher in config.teachers}
-    for at, pool in enumerate(config.engines):
+    for index, pool in enumerate(config.engines):
         uses = {"shared": ("turn_requests", "turn_wait_s"), "deferred": ("turn_wait_s",)}.get(pool.devices, ())
         for key in ("turn_requests", "turn_wait_s"):
             if getattr(pool, key) != EngineTable.model_fields[key].default and (key not in uses or pool.name in taught):
                 of = "a pool that a teacher uses" if pool.name in taught else f'devices = "{pool.devices}"'
                 yield ConfigError(
-                    f"engines.{at}.{key}", f"{getattr(pool, key)} with {of}", "remove this key: it has no effect"
+                    f"engines.{index}.{key}", f"{getattr(pool, key)} with {of}", "remove this key: it has no effect"
                 )
-    for at, teacher in enumerate(config.teachers):
-        key = f"teachers.{at}"
+    for index, teacher in enumerate(config.teachers):
+        key = f"teachers.{index}"
         if not teacher.engine and teacher.path is None:
             yield ConfigError(key, "neither path nor engine", 'set path = "FOLDER" or engine = "POOL"')
         if teacher.engine and teacher.path is not None:
@@ -257,10 +264,10 @@ def _reward_errors(
     config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]], generated: bool
 ) -> Errors:
     """Refuse samples without a reward, duplicate names, and evaluations that repeat a greedy sample."""
-    environments = [config.environment.name, *(one.name for one in config.environments)]
+    environments = [config.environment.name, *(choice.name for choice in config.environments)]
     targets = {name: cast(type[Environment], catalogue.target("environment", name)) for name in environments}
     silent = [name for name in environments if not targets[name].gives_reward]
-    judged = config.rewards or not silent or not any(own.reads_rewards for own in algorithms.values())
+    judged = config.rewards or not silent or not any(each.reads_rewards for each in algorithms.values())
     if generated and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
         fix = f'environment {silent[0]} gives no reward: set rewards = ["NAME"] ({names})'
@@ -268,20 +275,20 @@ def _reward_errors(
     if config.rewards and all(reward.weight == 0 for reward in config.rewards):
         yield ConfigError("rewards.0.weight", 0.0, "all weights are 0: set another weight for at least one reward")
     called = [reward.known_as for reward in config.rewards]
-    for at, (reward, name) in enumerate(zip(config.rewards, called, strict=True)):
-        key = f"rewards.{at}.{'label' if reward.label else 'name'}"
-        if name in called[:at]:
+    for index, (reward, name) in enumerate(zip(config.rewards, called, strict=True)):
+        key = f"rewards.{index}.{'label' if reward.label else 'name'}"
+        if name in called[:index]:
             yield ConfigError(key, f"a second {name!r}", "rewards are logged by name: give one of the two a label")
         if name in RESERVED_REWARDS:
             yield ConfigError(key, repr(name), f"reward/{name} is a metric of the core: give this reward another label")
-    own = config.eval
-    for name, count in Counter(known.name for known in own.sets).items():
+    table = config.eval
+    for name, count in Counter(eval_set.name for eval_set in table.sets).items():
         if count > 1:
             yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each set its own name")
-    plans = [] if own.sets else [("eval", own.temperature, own.samples)]
-    for index, known in enumerate(own.sets):
-        temperature = own.temperature if known.temperature is None else known.temperature
-        plans.append((f"eval.sets.{index}", temperature, known.samples or own.samples))
+    plans = [] if table.sets else [("eval", table.temperature, table.samples)]
+    for index, eval_set in enumerate(table.sets):
+        temperature = table.temperature if eval_set.temperature is None else eval_set.temperature
+        plans.append((f"eval.sets.{index}", temperature, eval_set.samples or table.samples))
     for key, temperature, number in plans:
         if temperature == 0 and number > 1:
             fix = "temperature 0 gives the same sample each time: set samples = 1"
@@ -291,9 +298,9 @@ def _reward_errors(
 def _sink_errors(config: RunConfig) -> Errors:
     """Refuse a second table of a sink, which would replace the first."""
     names = [sink.name for sink in config.sinks]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            yield ConfigError(f"sinks.{at}.name", f"a second {name!r}", "remove one of the two tables")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield ConfigError(f"sinks.{index}.name", f"a second {name!r}", "remove one of the two tables")
 
 
 def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
@@ -352,10 +359,10 @@ def _external_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -
     if external.token is None:
         fix = f'set {key}.token = "file:PATH": engines accept only a caller with their token'
         yield ConfigError(f"{key}.token", "nothing", fix)
-    for at, address in enumerate(external.addresses):
+    for index, address in enumerate(external.addresses):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-            yield ConfigError(f"{key}.addresses.{at}", repr(address), "give HOST:PORT, such as 127.0.0.1:8701")
+            yield ConfigError(f"{key}.addresses.{index}", repr(address), "give HOST:PORT, such as 127.0.0.1:8701")
         elif weights.name == "shared-memory" and not is_loopback(host):
             fix = f'only engines of this machine can read them: set weights.name = "disk" or "http" for {address}'
             yield ConfigError("weights.name", weights.name, fix)
@@ -410,21 +417,21 @@ def _path_errors(config: RunConfig) -> Errors:
         yield from _other_vocabulary(config, config.critic.path, "critic.path", "name a model with that vocabulary")
     if config.reference.path:
         yield from _other_tokens(config, config.reference.path, "reference.path", "reference")
-    sets = [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
+    sets = [(f"eval.sets.{index}.path", eval_set.path) for index, eval_set in enumerate(config.eval.sets)]
     for key, path in [("data.train", config.data.train), *sets]:
         if not path.exists():
             yield ConfigError(key, f"{path}, which does not exist", "name an existing task file")
     writable = {
         "environment": config.environment.writable,
-        **{f"environments.{at}": choice.writable for at, choice in enumerate(config.environments)},
-        **{f"rewards.{at}": choice.writable for at, choice in enumerate(config.rewards)},
-        **{f"media.{at}": choice.writable for at, choice in enumerate(config.media)},
+        **{f"environments.{index}": choice.writable for index, choice in enumerate(config.environments)},
+        **{f"rewards.{index}": choice.writable for index, choice in enumerate(config.rewards)},
+        **{f"media.{index}": choice.writable for index, choice in enumerate(config.media)},
     }
     for key, folders in writable.items():
-        for at, writes in enumerate(folders):
+        for index, writes in enumerate(folders):
             if not os.path.isdir(writes) or os.path.realpath(writes) == "/":
                 fix = "name an existing folder that the code needs, or create the folder"
-                yield ConfigError(f"{key}.writable.{at}", writes, fix)
+                yield ConfigError(f"{key}.writable.{index}", writes, fix)
     for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
         if choice.python and not Path(choice.python).is_file():
             yield ConfigError(key, f"{choice.python}, which does not exist", "name an existing Python interpreter")
@@ -447,18 +454,18 @@ def _context_errors(config: RunConfig) -> Errors:
         yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of the two")
     elif new >= context:
         yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set a lower value")
-    for at, known in enumerate(config.eval.sets):
-        if known.max_new_tokens is not None and known.max_new_tokens + (prompt or 1) > context:
+    for index, eval_set in enumerate(config.eval.sets):
+        if eval_set.max_new_tokens is not None and eval_set.max_new_tokens + (prompt or 1) > context:
             with_prompt = f" and data.max_prompt_tokens is {prompt}" if prompt else ", and a prompt needs some of them"
             fix = f"{holds}{with_prompt}: set a lower value"
-            yield ConfigError(f"eval.sets.{at}.max_new_tokens", known.max_new_tokens, fix)
+            yield ConfigError(f"eval.sets.{index}.max_new_tokens", eval_set.max_new_tokens, fix)
     if budget is not None and budget > context:
         yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
 
 
 def _pool_file_errors(config: RunConfig) -> Errors:
-    for at, pool in enumerate(config.engines):
-        key = f"engines.{at}"
+    for index, pool in enumerate(config.engines):
+        key = f"engines.{index}"
         yield from folder_errors(pool.path, f"{key}.path")
         python = config.backend_of(pool).python
         if pool.engine and python and not Path(python).is_file():
@@ -485,8 +492,8 @@ def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Refuse teachers whose vocabulary or tokenizer differs from the policy's, if the algorithm uses teachers."""
     if not learns_from_teachers(config, catalogue):
         return
-    for at, teacher in enumerate(config.teachers):
-        key = f"teachers.{at}.{'engine' if teacher.engine else 'path'}"
+    for index, teacher in enumerate(config.teachers):
+        key = f"teachers.{index}.{'engine' if teacher.engine else 'path'}"
         pool = config.pool(teacher.engine) if teacher.engine else None
         folder = pool.path if pool else teacher.path
         if folder is not None:
@@ -519,9 +526,9 @@ def _other_vocabulary(config: RunConfig, folder: Path, key: str, fix: str) -> Er
     yield from missing
     if missing or not (config.model.path / "config.json").is_file():
         return
-    own, other = vocabulary_size(config.model.path), vocabulary_size(folder)
-    if own != other:
-        fix = f"the policy has {own}, and token ids must mean the same in both: {fix}"
+    expected, other = vocabulary_size(config.model.path), vocabulary_size(folder)
+    if expected != other:
+        fix = f"the policy has {expected}, and token ids must mean the same in both: {fix}"
         yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
 
 

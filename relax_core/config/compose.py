@@ -114,8 +114,8 @@ def compose(
         passed(catalogue)
     rest, layers = _split_stages(tree, catalogue)
     stages = []
-    for at, layer in enumerate(layers or [{}]):
-        with naming_stage(at if layers else None):
+    for index, layer in enumerate(layers or [{}]):
+        with naming_stage(index if layers else None):
             whole = cast(Tree, merge(rest, {key: item for key, item in layer.items() if key != "name"}, notices))
             config = resolve(whole, catalogue)
             problems = combination_errors(config, catalogue) if checked else []
@@ -124,7 +124,7 @@ def compose(
         # The name of a stage is its own, else that of its algorithm, else its number.
         algorithm = layer.get("algorithm")
         named = layer.get("name") or (algorithm.get("name") if isinstance(algorithm, dict) else None)
-        stages.append(Stage(str(named.value) if isinstance(named, Leaf) else f"stage-{at}", config))
+        stages.append(Stage(str(named.value) if isinstance(named, Leaf) else f"stage-{index}", config))
     return Composed(stages[0].config, catalogue, rest, tuple(notices), tuple(stages) if layers else ())
 
 
@@ -141,15 +141,15 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     for name in [key for key in tree if key not in Core.model_fields and key not in BY_TABLE]:
         if plugin_table := _plugin_table(name, tree[name], catalogue, problems):
             tables[name] = plugin_table
-    known = {key: node for key, node in tree.items() if key in Core.model_fields}
-    core = _validated(Core, known, "", problems, catalogue)
+    of_core = {key: node for key, node in tree.items() if key in Core.model_fields}
+    core = _validated(Core, of_core, "", problems, catalogue)
     if core is not None:
         engines = list(core.engines)
-        for at, pool in enumerate(engines):
+        for index, pool in enumerate(engines):
             if pool.engine:
-                chosen = cast(list[Tree], tree["engines"])[at]["engine"]
-                own = _component(BY_TABLE["engine"], f"engines.{at}.engine", chosen, catalogue, problems)
-                engines[at] = pool.model_copy(update={"engine": own.dump()}) if own else pool
+                chosen = cast(list[Tree], tree["engines"])[index]["engine"]
+                engine = _component(BY_TABLE["engine"], f"engines.{index}.engine", chosen, catalogue, problems)
+                engines[index] = pool.model_copy(update={"engine": engine.dump()}) if engine else pool
         core = core.model_copy(update={"engines": tuple(engines)}) if engines else core
     choices: dict[str, Any] = {}
     for table, kind in BY_TABLE.items():
@@ -161,9 +161,11 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
             shape = f"an array of tables, [[{table}]]" if kind.many else f"one table, [{table}]"
             problems.append(ConfigError(table, _shape(node), f"write {shape}"))
             continue
-        entries = {f"{table}.{at}": item for at, item in enumerate(node)} if isinstance(node, list) else {table: node}
-        found = [_component(kind, key, entry, catalogue, problems) for key, entry in entries.items()]
-        choices[table] = tuple(choice for choice in found if choice) if kind.many else found[0]
+        entries = (
+            {f"{table}.{index}": item for index, item in enumerate(node)} if isinstance(node, list) else {table: node}
+        )
+        built = [_component(kind, key, entry, catalogue, problems) for key, entry in entries.items()]
+        choices[table] = tuple(choice for choice in built if choice) if kind.many else built[0]
     refuse((problem for problem in problems if isinstance(problem, ConfigError)), tree)
     if problems:
         raise problems[0]
@@ -243,7 +245,7 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
     except PluginError as error:
         problems.append(error)
         return None
-    own = _validated(keys_model(kind.table), {k: entry[k] for k in entry if k in of_core}, key, problems, catalogue)
+    keys = _validated(keys_model(kind.table), {k: entry[k] for k in entry if k in of_core}, key, problems, catalogue)
     options = {k: item for k, item in entry.items() if k not in ("name", *of_core)}
     try:
         valid = _validated(model, options, key, problems, catalogue, ("name", *of_core))
@@ -252,11 +254,11 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
     except Exception as error:
         message = f"its options model failed: {said(error)}"
         raise PluginError(f"{kind.name} {name!r}", message, plugin_frames(error)) from error
-    if valid is None or own is None:
+    if valid is None or keys is None:
         return None
     chosen = Chosen(kind.name, name, valid.model_dump(mode="json", exclude_none=True))
     _, form = COMPONENT_TABLES.get(kind.table, (None, Choice))
-    choice = form(chosen=chosen, **dict(own))
+    choice = form(chosen=chosen, **dict(keys))
     if isinstance(choice, FurtherEnvironmentChoice) and choice.algorithm:
         learner = _component(BY_TABLE["algorithm"], f"{key}.algorithm", entry["algorithm"], catalogue, problems)
         return learner and choice.model_copy(update={"algorithm": learner.dump()})
@@ -304,19 +306,21 @@ def _split_stages(tree: Tree, catalogue: Catalogue) -> tuple[Tree, list[Tree]]:
     if not isinstance(node, list) or not all(isinstance(item, dict) for item in node):
         raise ConfigError(STAGES, "a value that is not an array of tables", "write [[stages]] above each stage's keys")
     layers: list[Tree] = []
-    for at, stage in enumerate(cast(list[Tree], node)):
+    for index, stage in enumerate(cast(list[Tree], node)):
         layer = dict(stage)
         for key, item in stage.items():
             if isinstance(item, Leaf):  # a short form
                 layer[key] = with_origins(expand((key,), item.value), item.origin, (key,))
-        own = [key for key in layer if key in catalogue.names("table") and catalogue.table(key).of_the_run]
-        for key in (*OF_THE_RUN, *own):
+        plugin_keys = [key for key in layer if key in catalogue.names("table") and catalogue.table(key).of_the_run]
+        for key in (*OF_THE_RUN, *plugin_keys):
             if key in layer:
-                raise ConfigError(f"{STAGES}[{at}].{key}", "a key of the whole run", "move the key out of [[stages]]")
+                raise ConfigError(
+                    f"{STAGES}[{index}].{key}", "a key of the whole run", "move the key out of [[stages]]"
+                )
         model = layer.get("model")
-        if at and isinstance(model, dict) and "path" in model:
+        if index and isinstance(model, dict) and "path" in model:
             fix = "remove this key: a stage trains the model that the stage before exported"
-            raise ConfigError(f"{STAGES}[{at}].model.path", "a model", fix)
+            raise ConfigError(f"{STAGES}[{index}].model.path", "a model", fix)
         layers.append(layer)
     for path, leaf in leaves(rest) if layers else ():
         if leaf.origin.source == COMMAND_LINE and all(has(layer, path) for layer in layers):
@@ -339,5 +343,5 @@ def naming_stage(at: int | None) -> Iterator[None]:
         if at is None:
             raise
         if isinstance(error, ConfigProblems):
-            raise ConfigProblems([named(one) for one in error.errors]) from error
+            raise ConfigProblems([named(each) for each in error.errors]) from error
         raise named(error) from error

@@ -39,14 +39,14 @@ class ConfigProblems(ConfigError):
 
 def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
     """Raise the errors, if there are any, with the origins of their keys; raise several errors as ConfigProblems."""
-    found: dict[str, ConfigError] = {}
+    problems: dict[str, ConfigError] = {}
     for error in errors:
         origin = origin_at(tree, error.field)
         if origin != DEFAULT:
             error = ConfigError(f"{error.field} ({origin})", error.got, error.fix)
-        found[str(error)] = error
-    if found:
-        raise next(iter(found.values())) if len(found) == 1 else ConfigProblems(list(found.values()))
+        problems[str(error)] = error
+    if problems:
+        raise next(iter(problems.values())) if len(problems) == 1 else ConfigProblems(list(problems.values()))
 
 
 def validation_errors(
@@ -59,11 +59,11 @@ def validation_errors(
     """Translate pydantic's errors. For hints on unknown keys: all `tables` with their keys, and further keys, `also`."""
     merged: dict[str, ConfigError] = {}
     for detail in error.errors(include_url=False):
-        found = _translated(detail, model, tables, prefix, tuple(also))
-        known = merged.get(found.field)
-        if known and known.fix != found.fix:  # the members of a union report one error each
-            found = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}")
-        merged[found.field] = found
+        translated = _translated(detail, model, tables, prefix, tuple(also))
+        earlier = merged.get(translated.field)
+        if earlier and earlier.fix != translated.fix:  # the members of a union report one error each
+            translated = ConfigError(translated.field, translated.got, f"{earlier.fix}, or {translated.fix}")
+        merged[translated.field] = translated
     return list(merged.values())
 
 
@@ -121,10 +121,12 @@ def shown(value: Any, annotation: Any) -> str:
     if annotation is not None and not holds_secret(annotation):
         return repr(value)
     if isinstance(value, Mapping):
-        items = [f"{key!r}: {shown(one, annotation_at(annotation, [str(key)]))}" for key, one in value.items()]
+        items = [f"{key!r}: {shown(item, annotation_at(annotation, [str(key)]))}" for key, item in value.items()]
         return f"{{{', '.join(items)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(shown(one, annotation_at(annotation, [str(at)])) for at, one in enumerate(value))}]"
+        return (
+            f"[{', '.join(shown(item, annotation_at(annotation, [str(index)])) for index, item in enumerate(value))}]"
+        )
     return HIDDEN
 
 

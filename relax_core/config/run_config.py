@@ -412,7 +412,7 @@ class RunConfig(Core):
 
     def algorithm_of(self, environment: str) -> int:
         """Return the index in `algorithms` of the algorithm for tasks that name this environment."""
-        own = next((one.learner for one in self.environments if one.known_as == environment), None)
+        own = next((each.learner for each in self.environments if each.known_as == environment), None)
         return 0 if own is None else self.algorithms.index(own)
 
 

@@ -399,10 +399,10 @@ class Totals:
 
 def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Return (name, measure) of each held-out set with a result in a line of `metrics.jsonl`."""
-    found = {
+    named = {
         (name, measure) for group, name, measure, *_ in (f"{key}//".split("/") for key in metrics) if group == "eval"
     }
-    return {(name, measure) for name, measure in found if measure in MEASURES and f"eval/{name}/count" in metrics}
+    return {(name, measure) for name, measure in named if measure in MEASURES and f"eval/{name}/count" in metrics}
 
 
 def mean(values: Collection[float]) -> float | None:

@@ -215,8 +215,8 @@ class RunDirectory:
 
     def sample_steps(self) -> list[int]:
         """Return the steps that have transcripts, in order."""
-        found = (_SAMPLES.search(path.name) for path in (self.path / "samples").glob("step-*.jsonl.zst"))
-        return sorted(int(match.group(1)) for match in found if match)
+        matches = (_SAMPLES.search(path.name) for path in (self.path / "samples").glob("step-*.jsonl.zst"))
+        return sorted(int(match.group(1)) for match in matches if match)
 
     def rewind(self, step: int, in_place: bool = False) -> None:
         """Delete metrics, evaluations and transcripts of steps after `step`, the checkpoint to which the run goes back.
@@ -257,12 +257,12 @@ class RunDirectory:
         clean = self.redactor.document({key: plain(value) for key, value in evidence.items()})
         write_document(folder / "evidence.json", "relax.evidence/1", clean)
         wanted, missing, lines = set(groups), set(groups), list[str]()
-        for at in reversed([at for at in self.sample_steps() if at >= first_step]):
+        for saved_step in reversed([saved_step for saved_step in self.sample_steps() if saved_step >= first_step]):
             if not missing:
                 break
-            found = [sample for sample in self.samples(at) if sample.get("group_id") in wanted]
-            missing -= {sample["group_id"] for sample in found}
-            lines += [encode(sample) for sample in found]
+            chosen = [sample for sample in self.samples(saved_step) if sample.get("group_id") in wanted]
+            missing -= {sample["group_id"] for sample in chosen}
+            lines += [encode(sample) for sample in chosen]
         write_bytes(folder / "samples.jsonl.zst", frame(lines))
         return folder
 

@@ -374,10 +374,10 @@ class Trace:
     def _names(self) -> list[dict[str, object]]:
         used = {process for process, _ in self._tracks}
         processes = [
-            {"name": name, "ph": "M", "pid": at, "args": {key: value}}
-            for at, process in enumerate(PROCESSES, start=1)
+            {"name": name, "ph": "M", "pid": number, "args": {key: value}}
+            for number, process in enumerate(PROCESSES, start=1)
             if process in used
-            for name, key, value in (("process_name", "name", process), ("process_sort_index", "sort_index", at))
+            for name, key, value in (("process_name", "name", process), ("process_sort_index", "sort_index", number))
         ]
         threads = [
             {
@@ -395,10 +395,10 @@ class Trace:
         """Return the event with the number of the step in which it began."""
         if event["ph"] != "X" or "step" in event["args"] or event["ts"] < 0:
             return event
-        at = bisect_left(self._steps, (event["ts"] / 1e6 + self._origin + 1e-6, 0))
-        if at == len(self._steps):
+        index = bisect_left(self._steps, (event["ts"] / 1e6 + self._origin + 1e-6, 0))
+        if index == len(self._steps):
             return event
-        return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
+        return {**event, "args": {**event["args"], "step": self._steps[index][1]}}
 
     def _add(self, phase: str, name: str, process: str, track: str, at: float, **more: Any) -> dict[str, object]:
         event = {

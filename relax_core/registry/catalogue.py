@@ -125,20 +125,22 @@ class Catalogue:
         """Return the component with this name, or `distribution:name`, without importing its class."""
         table = known_kind(kind)
         wanted, bare = _split(kind, name)
-        found = [
-            one for one in self.all(kind) if one.component.name == bare and wanted in ("", one.distribution, one.plugin)
+        matches = [
+            each
+            for each in self.all(kind)
+            if each.component.name == bare and wanted in ("", each.distribution, each.plugin)
         ]
-        if not found:
+        if not matches:
             raise missing(table, name, self.records)
-        if len(found) > 1:
-            same = len({f.distribution for f in found}) < len(found)
-            written = " or ".join(f"{f.plugin if same else f.distribution}:{bare}" for f in found)
+        if len(matches) > 1:
+            same = len({f.distribution for f in matches}) < len(matches)
+            written = " or ".join(f"{f.plugin if same else f.distribution}:{bare}" for f in matches)
             fix = f"several plugins have this name; write {written}"
             if kind == "table":
-                titles = " and ".join(one.title for one in found)
+                titles = " and ".join(each.title for each in matches)
                 fix = f"several plugins have this table: {titles}; uninstall one, or name it in {DENY}"
             raise ConfigError(table.table or kind, repr(name), fix)
-        return found[0]
+        return matches[0]
 
     def table(self, name: str) -> type[TableOptions]:
         """Import the class of a plugin's configuration table."""
@@ -263,9 +265,9 @@ def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
         for command in record.commands:
             holders["command", command.name].append(record)
     notes: dict[int, list[str]] = defaultdict(list)
-    for (kind, name), own in holders.items():
-        for record in own if len(own) > 1 else ():
-            others = ", ".join(other.title for other in own if other is not record)
+    for (kind, name), sharing in holders.items():
+        for record in sharing if len(sharing) > 1 else ():
+            others = ", ".join(other.title for other in sharing if other is not record)
             call = ""
             if kind == "command" and record.distribution != CORE:
                 call = f"; call this one as relax {commands[name].qualified(record.distribution)}"

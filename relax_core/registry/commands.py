@@ -77,18 +77,18 @@ class Commands:
     def core(self) -> dict[str, OfferedCommand]:
         """The core's own commands. Raises InfrastructureError if the installation lists none."""
         try:
-            own = _offered(installed(self._environ, distribution(CORE).entry_points.select(group=COMMANDS)))
+            own_commands = _offered(installed(self._environ, distribution(CORE).entry_points.select(group=COMMANDS)))
         except PackageNotFoundError:
-            own = []
-        if not own:
+            own_commands = []
+        if not own_commands:
             raise InfrastructureError(f"the metadata of {CORE} lists no commands; install {CORE} again")
-        return {offered.command.name: offered for offered in own}
+        return {offered.command.name: offered for offered in own_commands}
 
     @cached_property
     def _others(self) -> list[OfferedCommand]:
         """The commands of all other distributions, also of those that are skipped."""
-        found = _offered(installed(self._environ, entry_points(group=COMMANDS)))
-        return [offered for offered in found if offered.record.distribution != CORE]
+        all_offered = _offered(installed(self._environ, entry_points(group=COMMANDS)))
+        return [offered for offered in all_offered if offered.record.distribution != CORE]
 
     @cached_property
     def by_name(self) -> dict[str, OfferedCommand]:
@@ -119,19 +119,19 @@ class Commands:
         parent, _, word = name.rpartition(" ")
         wanted, _, word = word.rpartition(":")
         bare = f"{parent} {word}".lstrip()
-        found = [
+        matches = [
             offered
             for offered in (*self.core.values(), *self._others)
             if offered.command.name == bare and wanted in ("", offered.record.distribution)
         ]
-        usable = [offered for offered in found if offered.record.state is PluginState.OK]
+        usable = [offered for offered in matches if offered.record.state is PluginState.OK]
         if len(usable) == 1:
             return usable[0]
         if usable:
             written = " or ".join(f"relax {each.command.qualified(each.record.distribution)}" for each in usable)
             fix = f"several plugins have this command; write {written}"
-        elif found:
-            fix = f"{found[0].record.title} offers it but was skipped: {found[0].record.reason}"
+        elif matches:
+            fix = f"{matches[0].record.title} offers it but was skipped: {matches[0].record.reason}"
         else:
             from relax_core.registry.catalogue import installable
             from relax_core.registry.error_text import did_you_mean

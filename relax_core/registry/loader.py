@@ -177,8 +177,8 @@ def _is_component(value: object, module: ModuleType) -> bool:
 
     if not isinstance(value, type) or not issubclass(value, (Configurable, TableOptions)):
         return False
-    own = value.__module__ == module.__name__ and not value.__name__.startswith("_")
-    return own and value.kind in KINDS and not missing_methods(value)
+    is_own = value.__module__ == module.__name__ and not value.__name__.startswith("_")
+    return is_own and value.kind in KINDS and not missing_methods(value)
 
 
 def kebab(name: str) -> str:

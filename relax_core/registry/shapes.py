@@ -90,9 +90,9 @@ def _plainly_fits(wanted: Any) -> Callable[[Any], bool]:
         return lambda value: type(value) in kinds
     if is_union:
         flat = _FLAT.intersection(args)
-        others = [_plainly_fits(one) for one in args if one not in flat]
+        others = [_plainly_fits(each) for each in args if each not in flat]
         return lambda value: type(value) in flat or any(test(value) for test in others)
-    tests = [_plainly_fits(one) for one in args if one is not Ellipsis]
+    tests = [_plainly_fits(each) for each in args if each is not Ellipsis]
     if origin is tuple and args and args[-1] is not Ellipsis:
         return lambda value: type(value) in (tuple, list) and len(value) == len(tests) and all(map(call, tests, value))
     if origin in (tuple, list, Sequence) and args:
@@ -110,7 +110,9 @@ def _fault(value: Any, wanted: Any, place: str) -> _Fault | None:
     if origin is Union or origin is types.UnionType:
         return _union_fault(value, args, place)
     if origin is Literal:
-        return None if any(value == one and type(value) is type(one) for one in args) else _want(value, wanted, place)
+        return (
+            None if any(value == each and type(value) is type(each) for each in args) else _want(value, wanted, place)
+        )
     if origin is not None and isinstance(origin, type):
         return _container_fault(value, origin, args, wanted, place)
     if wanted is float and type(value) is int:
@@ -135,7 +137,7 @@ def _union_fault(value: Any, args: Sequence[Any], place: str) -> _Fault | None:
     """Check the members of a union; the error is that of the member whose class the value has, if there is one."""
     if type(value) in _FLAT and type(value) in args:
         return None
-    faults = [_fault(value, one, place) for one in args]
+    faults = [_fault(value, each, place) for each in args]
     if None in faults:
         return None
     inner = next((fault for fault in faults if fault is not None and fault[0] != place), None)
@@ -147,8 +149,9 @@ def _container_fault(value: Any, origin: type, args: Sequence[Any], wanted: Any,
         if not isinstance(value, Mapping):
             return _want(value, "a mapping", place)
         entry = args[1] if len(args) > 1 else Any
-        found = (_fault(one, entry, f"{place}[{key!r:.40}]") for key, one in value.items()) if entry is not Any else ()
-        return next((fault for fault in found if fault is not None), None)
+        parts = value.items() if entry is not Any else ()
+        faults = (_fault(part, entry, f"{place}[{key!r:.40}]") for key, part in parts)
+        return next((fault for fault in faults if fault is not None), None)
     if issubclass(origin, Collection):
         sized = Sequence if issubclass(origin, Sequence) else Collection
         if not isinstance(value, sized) or isinstance(value, str | bytes | bytearray | Mapping):
@@ -160,7 +163,9 @@ def _container_fault(value: Any, origin: type, args: Sequence[Any], wanted: Any,
         if all(item is Any for item in items):
             return None
         pairs = enumerate(zip(value, items, strict=True))
-        return next((fault for at, (one, item) in pairs if (fault := _fault(one, item, f"{place}[{at}]"))), None)
+        return next(
+            (fault for index, (part, item) in pairs if (fault := _fault(part, item, f"{place}[{index}]"))), None
+        )
     return None if isinstance(value, origin) else _want(value, wanted, place)
 
 

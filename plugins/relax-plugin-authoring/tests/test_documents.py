@@ -101,7 +101,6 @@ def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalog
         assert f"[{table}]" in page
         assert all(f"`{key}`" in page or f".{key}]" in page for key in keys)
     assert "`clip_high`" in page and "Upper clip." in page and "`[[eval.sets]]`" in page
-    assert reference().count("`grpo`") == 0
 
 
 @pytest.mark.parametrize(

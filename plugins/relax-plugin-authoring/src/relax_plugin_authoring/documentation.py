@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -277,32 +277,30 @@ def starter(
     return "\n".join(lines) + "\n"
 
 
-def reference(catalogue: Catalogue | None = None) -> str:
-    """Return the configuration reference as Markdown; without a catalogue, only the keys of the core."""
+def reference(catalogue: Catalogue) -> str:
+    """Return the configuration reference as Markdown: every key of the core and of the catalogue's components."""
     return "\n".join(_page(catalogue)).rstrip() + "\n"
 
 
-def _page(catalogue: Catalogue | None) -> Iterator[str]:
+def _page(catalogue: Catalogue) -> Iterator[str]:
     yield "# Configuration reference"
-    for doc in core_documentation():
-        yield from _section(doc, "##" if doc.name.count(".") == 0 else "###")
-    for doc in plugin_documentation(catalogue) if catalogue else ():
+    for doc in (*core_documentation(), *plugin_documentation(catalogue)):
         yield from _section(doc, "##" if doc.name.count(".") == 0 else "###")
     for table, kind in BY_TABLE.items():
         yield from _section(component_documentation(table), "##")
-        for name in catalogue.names(kind.name) if catalogue else ():
-            found = cast(Catalogue, catalogue).find(kind.name, name)
-            yield from ("", f"### `{name}`", "", f"{found.component.help}. From `{found.distribution}`.")
+        for name in catalogue.names(kind.name):
+            offered = catalogue.find(kind.name, name)
+            yield from ("", f"### `{name}`", "", f"{offered.component.help}. From `{offered.distribution}`.")
             try:
-                model = cast(Catalogue, catalogue).target(kind.name, name).options_model()
+                model = catalogue.target(kind.name, name).options_model()
             except RelaxError as error:
                 yield from ("", f"Its options could not be read: {error}.")
                 continue
-            docs = list(table_docs(table, model))
+            first, *rest = table_docs(table, model)
             if text := summary(model):
                 yield from ("", text)
-            yield from _rows(docs[0].fields)
-            for doc in docs[1:]:
+            yield from _rows(first.fields)
+            for doc in rest:
                 yield from _section(doc, "####")
 
 

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from relax_core import __main__ as relax
@@ -30,6 +30,8 @@ PRELOAD = (
     "relax_plugin_torch.rank", "relax_plugin_transformers.decoder", "relax_plugin_transformers.weights",
     "transformers.modeling_utils", "transformers.masking_utils",
 )  # fmt: skip
+SERVER = "relax"
+"""Key of the fork server."""
 OF_WORKERS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Variables that the local runner gives to each worker."""
 
@@ -71,13 +73,23 @@ def fork_relax(
     arguments: Sequence[str], directory: Path, environment: Mapping[str, str], out: int, err: int
 ) -> RelaxProcess:
     """Fork a process that runs `relax` in a directory, as the leader of a session. `out`, `err`: its stdout and stderr."""
+    is_first = SERVER not in ForkServer._running
     with contextlib.chdir(ROOT):
-        server = ForkServer.of(environment, "relax")
+        server = ForkServer.of(environment, SERVER)
+    if is_first:
+        for key in ("ranks", _key_of_workers()):  # the ranks of `TrainerRanks`, and workers that this process starts
+            ForkServer._running.setdefault(key, server)
     given = [os.open(os.devnull, os.O_RDONLY), os.dup(out), os.dup(err)]
     asked = server.fork("tests.graph.forked_relax:run", PRELOAD, environment, given, (str(directory), *arguments))
     pid = asked.result()
     assert pid, "the fork server of the tests could not fork"
     return RelaxProcess(ForkedProcess(server, pid))
+
+
+def _key_of_workers() -> Hashable:
+    """Return the key under which the local runner looks for the fork server of its workers."""
+    given = {**os.environ, **OF_WORKERS}
+    return frozenset((name, value) for name, value in given.items() if name not in fork_server.NOT_AT_IMPORT)
 
 
 # -- the forked process -------------------------------------------------------------------------------------------------
@@ -92,9 +104,7 @@ def run(directory: str, *arguments: str) -> None:
     sys.path[0] = directory
     sys.argv = [str(relax.__file__), *arguments]
     if not any(word.removeprefix("run.runner=") == "inline" for word in arguments):
-        workers = {**os.environ, **OF_WORKERS}
-        key = frozenset((name, value) for name, value in workers.items() if name not in fork_server.NOT_AT_IMPORT)
-        ForkServer._running[key] = WarmServer(workers)
+        ForkServer._running[_key_of_workers()] = WarmServer({**os.environ, **OF_WORKERS})
     code = 0
     try:
         relax.main()

@@ -20,7 +20,8 @@ from .batch import (
     teacher_log_probs_at as teacher_log_probs_at, teacher_top_k as teacher_top_k,
 )
 from .bus import (
-    Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings, Claim as Claim,
+    Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings,
+    BusStatistics as BusStatistics, Claim as Claim,
     ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Sealed as Sealed,
 )
 from .checks import CheckFinding as CheckFinding, FirstStepFacts as FirstStepFacts, PreflightFacts as PreflightFacts

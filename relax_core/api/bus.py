@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.component import Configurable, OptionsT
@@ -135,6 +135,38 @@ class Account:
     """The differences, with the ids of the attempts; empty if balanced."""
 
 
+class BusStatistics(TypedDict):
+    """Statistics of the bus. A length is the sampled tokens rounded up to a power of two, or -1 if unknown."""
+
+    version: int
+    """Step of the newest version."""
+    rows: int
+    bytes: int
+    kept_bytes: int
+    """Bytes of rows that are kept until a checkpoint contains their step."""
+    groups: Mapping[str, int]
+    """state -> groups."""
+    oldest_group: int
+    """Every group with a lower number has ended for good."""
+    oldest_open: int
+    """Every group with a lower number has ended or was trained."""
+    next_group: int
+    """Number of the next new group."""
+    waited_for: Sequence[int]
+    """Numbers of the groups that are not complete."""
+    leases: Mapping[int, str]
+    """lease -> task."""
+    lag_histogram: Mapping[int, int]
+    """lag -> trained samples."""
+    lag_max: int
+    dropped: Mapping[str, int]
+    """reason -> dropped samples."""
+    dropped_lengths: Mapping[str, Mapping[int, int]]
+    """reason -> length -> dropped samples."""
+    trained_lengths: Mapping[int, int]
+    """length -> trained samples."""
+
+
 class Bus(Protocol):
     """The bus of a run. Every method is safe to repeat after a lost answer unless its docstring says otherwise."""
 
@@ -236,14 +268,8 @@ class Bus(Protocol):
         In a resumed run, that is the last value stored before the version where the run continues.
         """
 
-    async def statistics(self) -> Mapping[str, Any]:
-        """Return rows, bytes, groups by state and histograms, for metrics and `relax why`.
-
-        `oldest_group`: every group with a lower number has ended for good. `oldest_open`: every group with a lower
-        number has ended or was trained. `next_group`: number of the next new group.
-        `lag_histogram`: lag -> trained samples. `trained_lengths`: length -> trained samples. `dropped_lengths`: reason
-        -> length -> dropped samples. A length is the sampled tokens rounded up to a power of two, or -1 if unknown.
-        """
+    async def statistics(self) -> BusStatistics:
+        """Return rows, bytes, groups by state and histograms, for metrics and `relax why`."""
 
     async def close(self) -> None: ...
 

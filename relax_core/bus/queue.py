@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
-from typing import Any
 
 from relax_core.api.batch import AttemptId, RowId
-from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Sealed
+from relax_core.api.bus import Account, BusSettings, BusStatistics, Claim, ClaimRequest, Issue, Sealed
 from relax_core.api.errors import ConfigError, RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
@@ -571,8 +570,8 @@ class TransferQueue:
             not problems, "; ".join(problems),
         )  # fmt: skip
 
-    def statistics(self) -> dict[str, Any]:
-        """Return statistics as plain data for metrics and `relax why`; lengths are counted by the next power of two."""
+    def statistics(self) -> BusStatistics:
+        """Return statistics for metrics and `relax why`."""
         ledger, histograms, live = self.ledger, self.ledger.histograms, self.ledger.live
         states = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in live.values())
         pending = [number for number, _, _ in ledger.pending]

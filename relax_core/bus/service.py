@@ -18,6 +18,7 @@ from relax_core.api.bus import (
     Account,
     BusComponent,
     BusSettings,
+    BusStatistics,
     Claim,
     ClaimRequest,
     Issue,
@@ -286,7 +287,7 @@ class BusService:
     async def kept(self, name: str) -> Mapping[str, Any] | None:
         return json.loads(self._kept[name]) if name in self._kept else None
 
-    async def statistics(self) -> Mapping[str, Any]:
+    async def statistics(self) -> BusStatistics:
         return self.queue.statistics()
 
     async def close(self) -> None:

@@ -460,7 +460,7 @@ class RunController:
         except (AttributeError, RelaxError):
             return {}
         return {
-            **{name: measured[name] for name in HISTOGRAMS if measured.get(name)},
+            **{name: value for name, value in measured.items() if name in HISTOGRAMS and value},
             "samples_issued": account.issued,
             "samples_trained": account.trained,
             "samples_dropped": dict(account.dropped),

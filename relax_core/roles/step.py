@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from relax_core.api.batch import SAMPLE_TOKENS, Ragged, RowBatch, RowId
-from relax_core.api.bus import Account, Claim
+from relax_core.api.bus import Account, BusStatistics, Claim
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Clock
 from relax_core.api.trainer import TrainerWork, UpdateOutcome, UpdateResult
@@ -242,7 +241,7 @@ def work_metrics(work: TrainerWork, train_s: float, ranks: int, group: str = "tr
 
 
 def step_metrics(
-    learnt: Mapping[str, float], times: StepTimes, account: Account, statistics: Mapping[str, Any]
+    learnt: Mapping[str, float], times: StepTimes, account: Account, statistics: BusStatistics
 ) -> dict[str, float]:
     """Add the metrics that are known once a step is committed."""
     return {

@@ -125,38 +125,39 @@ class LayoutComparison:
     configured: Mapping[str, Any]
     """The configured values of the settings that layouts change."""
     layouts: tuple[ComparedLayout, ...]
-    """Fitting layouts by estimated time and memory, then those refused."""
+    """Fitting layouts by estimated time and memory, then the refused layouts."""
     notes: tuple[str, ...] = ()
 
     @property
     def fitting(self) -> tuple[ComparedLayout, ...]:
-        return tuple(one for one in self.layouts if not one.field)
+        return tuple(each for each in self.layouts if not each.field)
 
     def best_of_options(self) -> list[ComparedLayout]:
-        """Return for each set of options the first of the layouts that fit; the others differ in the size of micro-batches."""
-        seen: dict[tuple[tuple[str, Any], ...], ComparedLayout] = {}
-        for one in self.fitting:
-            seen.setdefault(tuple(sorted(one.layout.options.items())), one)
-        return list(seen.values())
+        """Return the best fitting layout of each set of options: layouts with equal options differ in their micro-batches."""
+        best: dict[tuple[tuple[str, Any], ...], ComparedLayout] = {}
+        for each in self.fitting:
+            best.setdefault(tuple(sorted(each.layout.options.items())), each)
+        return list(best.values())
 
-    def changes(self, one: ComparedLayout) -> dict[str, object]:
-        """Return the settings of a layout, with the numbers of ranks, that differ from the configured ones."""
-        every = {**self.ranks, **one.settings}
-        return {key: value for key, value in every.items() if self.configured.get(key) != value}
+    def overrides(self, layout: ComparedLayout) -> str:
+        """Return the settings of a layout that differ from the configured values, as on a command line."""
+        settings = {**self.ranks, **layout.settings}
+        changed = {key: value for key, value in settings.items() if self.configured.get(key) != value}
+        return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in changed.items())
 
     def refusals(self) -> dict[tuple[str, str], list[ComparedLayout]]:
-        """Return (field, reason) -> layouts refused for this reason, sorted by memory."""
-        found: dict[tuple[str, str], list[ComparedLayout]] = {}
-        for one in sorted(self.layouts, key=lambda one: one.needed):
-            if one.field:
-                found.setdefault((one.field, one.reason), []).append(one)
-        return found
+        """Return the refused layouts by field and reason, the layouts with the least memory first."""
+        refused: dict[tuple[str, str], list[ComparedLayout]] = {}
+        for each in sorted(self.layouts, key=lambda each: each.needed):
+            if each.field:
+                refused.setdefault((each.field, each.reason), []).append(each)
+        return refused
 
     def check(self) -> None:
         """Raise ConfigError if no layout fits."""
         if self.fitting:
             return
-        close = min((one for one in self.layouts if one.needed), key=lambda one: one.needed, default=None)
+        close = min((each for each in self.layouts if each.needed), key=lambda each: each.needed, default=None)
         need = f"; the closest needs {gib(close.needed)} of {gib(close.available)}" if close else ""
         fix = "use more GPUs or GPUs with more memory, a smaller model, or shorter rows"
         raise ConfigError("--layouts", f"{len(self.layouts)} layouts, of which none fits{need}", fix)
@@ -170,7 +171,7 @@ def print_layouts(
     machine = Machine.of(gpus, gpu_memory, gpu_tflops, link_gb)
     stages = compare_layouts(sources, overrides, machine)
     if as_json:
-        documents = [_layouts_document(one) for one in stages]
+        documents = [_layouts_document(comparison) for comparison in stages]
         rates = {name: getattr(machine, name) for name in ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")}
         print_json({"schema": "relax.layouts/1", "rates": rates, "stages": documents})
     for comparison in () if as_json else stages:
@@ -179,9 +180,9 @@ def print_layouts(
         _print_comparison(comparison)
     if not as_json:
         flops, memory, link = machine.flops_per_s, machine.memory_bytes_per_s, machine.link_bytes_per_s
-        at = f"{flops / 1e12:.3g} TFLOP/s, {memory / 1e9:.4g} GB/s of memory and {link / 1e9:.3g} GB/s sent"
-        say(f"note: times are for ranks with {at}")
-        say("note: they order layouts and are no forecast: nothing overlaps, and every rank sends at the same rate")
+        rates_text = f"{flops / 1e12:.3g} TFLOP/s, {memory / 1e9:.4g} GB/s of memory and {link / 1e9:.3g} GB/s sent"
+        say(f"note: times are for ranks with {rates_text}")
+        say("note: the times order layouts and do not forecast: nothing overlaps, and all ranks send at the same rate")
     for comparison in () if anyway else stages:
         comparison.check()
 
@@ -193,11 +194,11 @@ def _layouts_document(comparison: LayoutComparison) -> dict[str, Any]:
         "notes": comparison.notes,
         "layouts": [
             {
-                "settings": one.settings, "data_parallel": one.layout.data_parallel,
-                "optimizer_ranks": one.layout.optimizer_ranks, "step_s": one.seconds, "needed": one.needed,
-                "available": one.available, "refused": f"{one.field}: {one.reason}" if one.field else "",
+                "settings": each.settings, "data_parallel": each.layout.data_parallel,
+                "optimizer_ranks": each.layout.optimizer_ranks, "step_s": each.seconds, "needed": each.needed,
+                "available": each.available, "refused": f"{each.field}: {each.reason}" if each.field else "",
             }
-            for one in comparison.layouts
+            for each in comparison.layouts
         ],
     }  # fmt: skip
 
@@ -205,40 +206,37 @@ def _layouts_document(comparison: LayoutComparison) -> dict[str, Any]:
 def _print_comparison(comparison: LayoutComparison) -> None:
     shown, fitting = comparison.best_of_options(), comparison.fitting
     say(f"{len(fitting)} of {len(comparison.layouts)} layouts fit in memory; estimated time of one training step")
-    options = dict.fromkeys(name for one in comparison.layouts for name in one.layout.options)
-    differing = [name for name in options if len({one.layout.options.get(name) for one in comparison.layouts}) > 1]
+    every = [each.layout.options for each in comparison.layouts]
+    names = dict.fromkeys(name for options in every for name in options)
+    differing = [name for name in names if len({options.get(name) for options in every}) > 1]
     columns = ("step", "memory", "data_parallel", "optimizer_ranks", "tokens_per_micro_batch", *differing)
     rows = [
         (
-            f"{one.seconds:.3g} s", gib(one.needed), str(one.layout.data_parallel), str(one.layout.optimizer_ranks),
-            str(one.layout.tokens_per_micro_batch), *(str(one.layout.options.get(name, "")) for name in differing),
+            f"{each.seconds:.3g} s", gib(each.needed), str(each.layout.data_parallel), str(each.layout.optimizer_ranks),
+            str(each.layout.tokens_per_micro_batch), *(str(each.layout.options.get(name, "")) for name in differing),
         )
-        for one in shown[:SHOWN_LAYOUTS]
+        for each in shown[:SHOWN_LAYOUTS]
     ]  # fmt: skip
     if rows:
         print_table(columns, rows)
         if len(shown) > len(rows):
-            say(f"and {len(shown) - len(rows)} slower ones, which --json lists")
-        say(f"\nfirst of them: {_overrides(comparison.changes(shown[0]))}")
+            say(f"and {len(shown) - len(rows)} slower layouts, which --json lists")
+        say(f"\nfirst of them: {comparison.overrides(shown[0])}")
     refusals = comparison.refusals()
     say("\nrefused" * bool(refusals))
     for (field, reason), layouts in refusals.items():
         count = f"{len(layouts)} layout{'s' * (len(layouts) > 1)}"
         closest = layouts[0]
         if closest.needed:
-            count += f"; at least {gib(closest.needed)}, with {_overrides(comparison.changes(closest))}"
+            count += f"; at least {gib(closest.needed)}, with {comparison.overrides(closest)}"
         say(f"{field}: {reason} ({count})")
     for note in comparison.notes:
         say(f"note: {note}")
 
 
-def _overrides(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in settings.items())
-
-
 def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine: Machine) -> list[LayoutComparison]:
     """Compare the layouts of each stage. Raises ConfigError if the configuration can't run or has no layouts."""
-    found = []
+    comparisons = []
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
         first = plan_run(sources, overrides)
         groups = {name for stage in first.stages for name in trainer_groups(stage.plan)}
@@ -248,10 +246,12 @@ def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine
         placed = [*overrides, *(f"{key}={value}" for key, value in ranks.items())]
         planned = plan_run(sources, placed).build_recipe(Path(directory) / "recipe", sources, placed, untrained=True)
         for stage in planned.stages:
-            where = plan(stage.config, planned.catalogue, on_gpus=machine.on_gpus)
-            longest = longest_prompt(stage.config, planned.catalogue, where)
-            found.append(compare(stage.config, planned.catalogue, where, longest, machine, ranks, stage.name))
-    return found
+            on_machine = plan(stage.config, planned.catalogue, on_gpus=machine.on_gpus)
+            longest = longest_prompt(stage.config, planned.catalogue, on_machine)
+            comparisons.append(
+                compare(stage.config, planned.catalogue, on_machine, longest, machine, ranks, stage.name)
+            )
+    return comparisons
 
 
 def trainer_groups(placed: Plan) -> list[str]:
@@ -263,7 +263,7 @@ def compare(
     config: RunConfig, catalogue: Catalogue, placed: Plan, prompt_tokens: int, machine: Machine,
     ranks: Mapping[str, int], stage: str = "",
 ) -> LayoutComparison:  # fmt: skip
-    """Estimate the layouts that the trainer names for this plan; the best first, those refused last.
+    """Estimate the layouts that the trainer names for this plan; return the best first and the refused layouts last.
 
     Raises ConfigError for a trainer that names no layouts or that can't estimate this run.
     """
@@ -284,7 +284,7 @@ def compare(
     if not layouts:
         trainers = {name: cast(type[Trainer], catalogue.target("trainer", name)) for name in catalogue.names("trainer")}
         able = [name for name, kind in trainers.items() if kind.layouts is not Trainer.layouts]
-        fix = f"it names no layouts to compare; choose {' or '.join(able) or 'another trainer'}"
+        fix = f"this trainer names no layouts; choose {' or '.join(able) or 'another trainer'}"
         raise ConfigError("trainer.name", choice.name, fix)
 
     def estimated(layout: Layout) -> ComparedLayout:
@@ -303,7 +303,7 @@ def compare(
             raise ConfigError("trainer.name", choice.name, f"choose another trainer: {unknown}")
         return _weighed(layout, needs, engines, machine, config.batch.passes)
 
-    ordered = sorted(map(estimated, layouts), key=lambda one: (bool(one.field), one.seconds, one.needed))
+    ordered = sorted(map(estimated, layouts), key=lambda each: (bool(each.field), each.seconds, each.needed))
     options = {f"trainer.{name}": value for name, value in trainer.options.model_dump(mode="json").items()}
     configured = {**options, "batch.tokens_per_micro_batch": config.batch.tokens_per_micro_batch}
     notes = [f"the memory of {need.group.name} is left out: {need.unknown}" for need in engines if need.unknown]
@@ -315,11 +315,11 @@ def _weighed(
     layout: Layout, needs: Sequence[ProcessNeed], engines: Iterable[ProcessNeed], machine: Machine, passes: int
 ) -> ComparedLayout:
     seconds = sum(
-        max(machine.seconds(one, passes) for one in (need.first, need.others) if one is not None) for need in needs
+        max(machine.seconds(each, passes) for each in (need.first, need.others) if each is not None) for need in needs
     )
     gpus = {name for need in needs for name in need.group.devices if name.startswith("gpu:")}
     devices = dict.fromkeys(gpus, machine.device_bytes)
     budgets = memory_budgets([*engines, *needs], machine.host_bytes, devices)
-    fullest: MemoryBudget = max(budgets, key=lambda one: one.needed / one.available if one.available else 0.0)
+    fullest: MemoryBudget = max(budgets, key=lambda each: each.needed / each.available if each.available else 0.0)
     refused = {} if fullest.fits else {"field": "memory", "reason": f"the largest part is {fullest.largest}"}
     return ComparedLayout(layout, seconds, fullest.needed, fullest.available, **refused)

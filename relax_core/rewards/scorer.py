@@ -178,7 +178,10 @@ class RewardScorer:
                         parts[other.name] = own.value if isinstance(own, ScoredSample) else own
                 error = f"reward {reward.name}: {failed.error}"
                 return ScoredSample(math.nan, parts, (), failed.outcome, error, failed.frames)
-        steps, value = trajectory.turn_rewards, trajectory.environment_reward
+        steps: tuple[float, ...] = ()
+        value = 0.0
+        if trajectory.step_rewards:
+            steps, value = trajectory.turn_rewards, trajectory.environment_reward
         parts = {ENVIRONMENT: value} if trajectory.step_rewards else {}
         for reward, result in results:
             weight = reward.table.weight
@@ -329,11 +332,12 @@ class RewardPool:
                 members, unit = waiting.pop(item), item.value
                 results = self._results(item, len(unit))
                 failures = [_failed(result) for result in results]
-                spoilt = [
-                    failed for failed in failures
-                    if failed is not None and failed.kind[:7] != "invalid" and failed.outcome not in ENGINE_OUTCOMES
-                ]  # fmt: skip
-                if self.facts.form == "batch" and len(unit) > 1 and spoilt:  # one sample may have failed all of them
+                may_split = self.facts.form == "batch" and len(unit) > 1  # one sample may have failed all of them
+                if may_split and any(
+                    failed.kind[:7] != "invalid" and failed.outcome not in ENGINE_OUTCOMES
+                    for failed in failures
+                    if failed
+                ):
                     middle = len(unit) // 2
                     submit([members[:middle], members[middle:]])
                     continue

@@ -22,12 +22,11 @@ from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
 from relax_core.launch import Catalogue, compose
-from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
 from relax_core.runs import check_new_folder, find_run
-from relax_plugin_workbench.single_role import single_role
+from relax_plugin_workbench.single_role import announce_functions, single_role
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,8 @@ def export(
         raise DamagedCheckpoint(f"{error}; choose another with --step: {steps}") from error
     given = configuration(owner)
 
-    def passed(catalogue: Catalogue) -> None:  # rewards that `relax.train` got as functions; an export calls no reward
-        names = {str(reward.get("name")) for reward in given.get("rewards", ())}.difference(catalogue.names("reward"))
-        announce((name for name in names if ":" not in name), catalogue)
+    def passed(catalogue: Catalogue) -> None:
+        announce_functions(given.get("rewards", ()), catalogue)
 
     # Task files are not needed, and may be on another machine.
     composed = compose([owner / "config.toml"], overrides, on_disk=False, passed=passed)

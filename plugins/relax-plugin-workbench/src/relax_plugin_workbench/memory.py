@@ -32,8 +32,8 @@ from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine
 from relax_core.launch import Catalogue, compose, free_memory
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
-from relax_core.rewards.host import announce_missing
 from relax_core.roles.rank_group import trainer_spec
+from relax_plugin_workbench.single_role import announce_functions
 
 FITS = "the run fits into free memory"
 Count = Callable[[str, str, Mapping[str, str]], int]
@@ -158,7 +158,7 @@ def memory(facts: PreflightFacts) -> Iterator[CheckFinding]:
 
 def _typed(config: Mapping[str, Any]) -> tuple[RunConfig, Catalogue]:
     catalogue = Catalogue.load(config["plugins"])
-    announce_missing(config["rewards"], catalogue)
+    announce_functions(config["rewards"], catalogue)
     return compose([config], (), catalogue, on_disk=False).config, catalogue
 
 

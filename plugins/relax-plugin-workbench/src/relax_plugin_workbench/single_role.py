@@ -6,7 +6,7 @@ The commands sample with the rollout, and compute log-probs or write a model wit
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig
 from relax_core.control.prepare import make_launch
 from relax_core.launch import Catalogue, plan_run
+from relax_core.rewards.host import announce
 from relax_core.runners.context import RoleContext
 from relax_core.runners.inline import InlineWorkers
 from relax_core.runners.launch import Launch
@@ -39,6 +40,12 @@ def try_launch(
     planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
     stage = planned.stages[0]
     return stage.config, make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
+
+
+def announce_functions(rewards: Iterable[Mapping[str, Any]], catalogue: Catalogue) -> None:
+    """Add the names of rewards that `relax.train` got as functions, for commands that call no reward."""
+    names = {str(reward.get("name")) for reward in rewards}.difference(catalogue.names("reward"))
+    announce((name for name in names if ":" not in name), catalogue)
 
 
 @asynccontextmanager

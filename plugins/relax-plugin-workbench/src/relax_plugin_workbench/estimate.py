@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of `relax plan`: the bytes of each process and each memory, and a lower bound of a step's time.
 
-No process of the run is started. A recipe's files are built in a temporary folder with an untrained model, and a short
-matrix multiplication measures the machine's speed.
+No process of the run is started. A recipe's files are built in a temporary folder with an untrained model, and products
+of matrices measure the machine's speed for a moment.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter, 
     side, kind = SIDE, torch.float32
     if on_gpu := torch.cuda.is_available():  # a GPU needs large products to be busy
         side, kind = 8 * SIDE, getattr(torch, dtype)
-    one = torch.rand(side, side, device="cuda" if on_gpu else "cpu", dtype=kind)
+    matrix = torch.rand(side, side, device="cuda" if on_gpu else "cpu", dtype=kind)
     try:
-        float((one @ one).sum())
+        float((matrix @ matrix).sum())
         count, began = 0, clock()
         while clock() - began < RATE_S:
-            float((one @ one)[0, 0])
+            float((matrix @ matrix)[0, 0])
             count += 1
         return 2.0 * side**3 * count / (clock() - began)
     finally:

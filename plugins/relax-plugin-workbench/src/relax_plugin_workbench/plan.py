@@ -81,18 +81,18 @@ def _plan_document(estimate: RunEstimate) -> dict[str, object]:
                 "threads": need.group.threads,
                 "devices": sorted(need.group.devices),
                 "unknown": need.unknown,
-                "estimates": [{"phases": one.phases, "notes": list(one.notes)} for one in need.processes],
+                "estimates": [{"phases": each.phases, "notes": list(each.notes)} for each in need.processes],
             }
             for need in estimate.needs
         ],
         "memory": [
-            {"name": one.name, "needed": one.needed, "available": one.available, "largest": one.largest}
-            for one in estimate.budgets
+            {"name": each.name, "needed": each.needed, "available": each.available, "largest": each.largest}
+            for each in estimate.budgets
         ],
         "flops_per_s": estimate.flops_per_s,
         "step": [
-            {"group": one.group, "phase": one.phase, "flops": one.flops, "least_s": one.least_s}
-            for one in estimate.durations
+            {"group": each.group, "phase": each.phase, "flops": each.flops, "least_s": each.least_s}
+            for each in estimate.durations
         ],
         "notes": [*estimate.notices, *estimate.plan.notes],
     }
@@ -107,7 +107,7 @@ def _print_plan(estimate: RunEstimate) -> None:
     print_table(("group", "processes", "on"), rows)
     say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (without its libraries)")
     print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
-    notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)
+    notes = (f"{need.group.name}: {note}" for need in estimate.needs for each in need.processes for note in each.notes)
     for note in dict.fromkeys(notes):
         say(f"note: {note}")
     say("\nmemory in total")
@@ -117,8 +117,8 @@ def _print_plan(estimate: RunEstimate) -> None:
     if estimate.flops_per_s:
         rate = f"{estimate.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
         say(f"\nminimum time of a step: its matrix products at {rate}, measured now; small models take much longer")
-        for one in estimate.durations:
-            say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, at least {one.least_s:.2g} s")
+        for each in estimate.durations:
+            say(f"{each.group} {each.phase}: {each.flops / 1e9:.3g} GFLOP, at least {each.least_s:.2g} s")
     for note in (*estimate.notices, *estimate.plan.notes):
         say(f"note: {note}")
 

@@ -14,7 +14,6 @@ from relax_core.api.source import TaskSource
 from relax_core.config.compose import Composed, naming_stage
 from relax_core.config.run_config import RunConfig
 from relax_core.data.tasks import charged_to, hold_out_size
-from relax_core.registry.catalogue import Catalogue
 
 
 def with_steps(composed: Composed) -> Composed:
@@ -27,7 +26,9 @@ def with_steps(composed: Composed) -> Composed:
     def counted(config: RunConfig) -> RunConfig:
         if config.epochs is None:
             return config
-        rows, per_step = _training_rows(config, composed.catalogue), config.rollout.groups_per_step
+        rows = count_rows(config, composed.catalogue.build, "data.train", config.data.train, config.data.columns)
+        rows -= hold_out_size(config.eval.num_held_out, rows)
+        per_step = config.rollout.groups_per_step
         steps = max(1, math.ceil(config.epochs * rows / per_step))
         notices.append(f"epochs = {config.epochs:g}: {steps} steps of {per_step} of {rows} tasks")
         return config.model_copy(update={"epochs": None, "steps": steps})
@@ -49,9 +50,3 @@ def count_rows(config: RunConfig, build: Callable[..., Any], field: str, path: P
             return len(source)
     except ConfigError as error:
         raise ConfigError(field, error.got, error.fix) from error
-
-
-def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
-    """Return the number of rows of the training file that are not held out for evaluation."""
-    rows = count_rows(config, catalogue.build, "data.train", config.data.train, config.data.columns)
-    return rows - hold_out_size(config.eval.num_held_out, rows)

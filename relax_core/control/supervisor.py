@@ -132,7 +132,9 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         from relax_core.control.stages import resumable_step  # imported late, because the import takes a second
 
         directory = RunDirectory.open(Path(run_dir))
-        budget = budget or RestartBudget(_restarts(directory.path))
+        if budget is None:
+            config = tomllib.loads((directory.path / "config.toml").read_text(encoding="utf-8"))
+            budget = RestartBudget(int(config.get("recovery", {}).get("restarts", RESTARTS)))
         step = resumable_step(directory.path) or 0
         if step > reached:
             reached = step
@@ -205,11 +207,6 @@ def _end_orphans() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(LOOK_S)
-
-
-def _restarts(path: Path) -> int:
-    config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    return int(config.get("recovery", {}).get("restarts", RESTARTS))
 
 
 def _log(directory: RunDirectory, level: str, message: str, **fields: Any) -> None:

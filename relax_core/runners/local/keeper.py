@@ -66,7 +66,10 @@ def fork_kept(channel: int, scratch: str, writable: Sequence[str], closed: Seque
         of_worker = _watch(worker)
         if refusal:
             _end(_end_children(worker, of_worker), scratch)
-        os.write(writes, str(_end_namespace(worker, of_worker)).encode())
+        if of_worker is None:
+            os.kill(worker, signal.SIGKILL)
+            _, of_worker = os.waitpid(worker, 0)
+        os.write(writes, str(of_worker).encode())  # the kernel ends the other processes of the namespace with this one
         os._exit(0)
     if not refusal:
         os.close(reads)
@@ -128,29 +131,18 @@ def _watch(worker: int) -> int | None:
     return None
 
 
-def _end_namespace(worker: int, status: int | None) -> int:
-    """End the worker; the kernel ends all other processes of the namespace with this process."""
-    if status is None:
-        os.kill(worker, signal.SIGKILL)
-        _, status = os.waitpid(worker, 0)
-    return status
-
-
 def _end_children(worker: int, status: int | None) -> int:
     """Kill child processes until none is left; children of a killed process become children of this process."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for entry in filter(str.isdigit, os.listdir("/proc")):
                 with contextlib.suppress(OSError):
-                    if _parent(entry) == os.getpid():
+                    stat = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
+                    if int(stat[1]) == os.getpid():
                         os.kill(int(entry), signal.SIGKILL)
             ended, of_ended = os.waitpid(-1, 0)
             status = of_ended if ended == worker else status
     return status or 0
-
-
-def _parent(process: str) -> int:
-    return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def _end(status: int, scratch: str) -> NoReturn:

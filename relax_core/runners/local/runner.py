@@ -39,16 +39,6 @@ class LocalRunner:
         self._open = False
 
     async def start(self, launch: Launch) -> None:
-        await self._open_bus(launch)
-        for name in launch.plan.roles:
-            role = cast(Role, self._catalogue.build(Chosen("role", name)))
-            task = asyncio.create_task(self._run(role, launch), name=name)
-            self._tasks[name] = task
-
-    def _make_workers(self, launch: Launch, role: str) -> Workers:
-        return LocalWorkers.of_run(launch, self._clock, role)
-
-    async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))
         if not isinstance(config, BusComponent):
             raise TypeError(f"[bus] names {type(config).__name__}, which is not a bus component")
@@ -56,6 +46,13 @@ class LocalRunner:
             config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock, launch.epoch_number
         )
         self._open = True
+        for name in launch.plan.roles:
+            role = cast(Role, self._catalogue.build(Chosen("role", name)))
+            task = asyncio.create_task(self._run(role, launch), name=name)
+            self._tasks[name] = task
+
+    def _make_workers(self, launch: Launch, role: str) -> Workers:
+        return LocalWorkers.of_run(launch, self._clock, role)
 
     async def _run(self, role: Role, launch: Launch) -> None:
         def context(registration: int) -> RoleContext:

@@ -73,7 +73,8 @@ class BlockFolder:
             parts = pack(arrays, {})
         except ValueError:
             return False
-        if 2 * sum(map(len, parts)) > self._free_bytes():
+        space = os.statvfs(self.path)
+        if 2 * sum(map(len, parts)) > space.f_bavail * space.f_frsize:  # half is left to weights and to Ray
             return False
         try:
             write_whole(Path(self._file(key)), Path(f"{self._file(key)}.part"), parts)
@@ -125,8 +126,3 @@ class BlockFolder:
 
     def _file(self, key: int) -> str:
         return f"{self.path}/{int(key)}"
-
-    def _free_bytes(self) -> int:
-        """Return the free space, of which `write` leaves half to weights and to Ray."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize

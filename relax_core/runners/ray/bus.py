@@ -180,7 +180,8 @@ class RemoteStore:
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         try:
             if not (await self._written(key, columns) and await self._handed_over(key)):
-                await asked(self._actor(key).put.remote(key, columns), "bus storage", "put", CALL_S)
+                actor = self._actors[key % len(self._actors)]
+                await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
         except BaseException:
             await self.free([key])
             raise
@@ -210,16 +211,15 @@ class RemoteStore:
             raise
 
     async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
-        found = {key: block for key in keys if (block := self._mapped(key, columns)) is not None}
+        found: dict[int, Mapping[str, Ragged]] = {}
+        for key in keys:  # blocks with a file on this machine are mapped
+            folder = self._folder(key)
+            if folder is not None and (block := folder.read(key, columns)) is not None:
+                found[key] = block
         left = self._by_actor([key for key in keys if key not in found])
         for blocks in await asyncio.gather(*(_fetched(actor, mine, columns) for actor, mine in left)):
             found.update(blocks)
         return found
-
-    def _mapped(self, key: int, columns: Sequence[str]) -> Mapping[str, Ragged] | None:
-        """Map a block if its file is on this machine, else return None."""
-        folder = self._folder(key)
-        return None if folder is None else folder.read(key, columns)
 
     async def free(self, keys: Sequence[int]) -> None:
         for actor, mine in self._by_actor(keys):
@@ -242,9 +242,6 @@ class RemoteStore:
         for folder in self._folders:
             if folder is not None:
                 folder.remove()
-
-    def _actor(self, key: int) -> Any:
-        return self._actors[key % len(self._actors)]
 
     def _folder(self, key: int) -> BlockFolder | None:
         return self._folders[key % len(self._folders)]

@@ -168,7 +168,7 @@ class RayWorker:
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
-                    item = well_formed(await self._next(items), Any, method)
+                    item = well_formed(await (await items.__anext__()), Any, method)
             except StopAsyncIteration:
                 return
             except TimeoutError:
@@ -179,9 +179,6 @@ class RayWorker:
             if isinstance(item, Failure):
                 raise raised(item, self.name)
             yield item
-
-    async def _next(self, items: Any) -> Any:
-        return await (await items.__anext__())
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()
@@ -209,7 +206,10 @@ class RayWorkers:
         planned = self._gpus is not None and all(spec.num_gpus and not spec.elastic for spec in specs)
         gpus = self._gpus if planned else None
         labels = [node_labels(self._launch.config, spec.elastic) for spec in specs]
-        group = gpus.group if gpus else _group([_bundle(spec) for spec in specs], labels)
+        bundles = [
+            {"CPU": BUNDLE_CPUS, **({"GPU": ray_share(spec.num_gpus)} if spec.num_gpus else {})} for spec in specs
+        ]
+        group = gpus.group if gpus else _group(bundles, labels)
         own = None if gpus else group
         actors: list[Any] = []
         try:
@@ -248,10 +248,3 @@ class RayWorkers:
             runtime_env={"env_vars": dict(spec.env)} if spec.env else None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         ).remote()
-
-
-def _bundle(spec: WorkerSpec) -> dict[str, float]:
-    bundle = {"CPU": BUNDLE_CPUS}
-    if spec.num_gpus:
-        bundle["GPU"] = ray_share(spec.num_gpus)
-    return bundle

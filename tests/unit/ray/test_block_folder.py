@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_a_full_memory_leaves_nothing(folder: BlockFolder, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "rename", full)
     assert not folder.write(1, block)
     monkeypatch.undo()
-    monkeypatch.setattr(BlockFolder, "_free_bytes", lambda self: 1000)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=1000))
     assert not folder.write(1, block)
     assert os.listdir(folder.path) == []
 

@@ -235,7 +235,7 @@ def test_an_unknown_verb_is_answered_with_the_plugin_to_install_or_a_similar_ver
     error = relax("plugins", "absent").exception
     assert isinstance(error, ConfigError) and error.exit_code == 2
     assert str(error) == "command: got 'plugins absent'; its plugin is not installed; pip install relax-plugin-absent"
-    assert "did you mean 'show'" in str(relax("plugins", "shwo").exception)
+    assert "did you mean 'show'" in str(relax("plugins", "shaw").exception)
 
 
 def test_commands_are_listed_shown_and_checked_as_parts_of_their_plugin(greets: Callable[..., None]) -> None:

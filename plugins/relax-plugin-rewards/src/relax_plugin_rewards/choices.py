@@ -49,7 +49,7 @@ _VERB = re.compile(
 )
 _EITHER = re.compile(r"(?:either|both)\s+", re.IGNORECASE)
 _BUT = re.compile(r"[\s,;]*(?:but|rather|sondern|mais|sino)\s+(?:(?:option|choice|letter)\s+)?", re.IGNORECASE)
-_BEFORE = re.compile(rf"(?:[{_OPEN}{_CLOSE}]|[^\S\n])*+(?:[-+>#\u2022]+[^\S\n]+)*+")
+_BEFORE = re.compile(rf"(?:[{_OPEN}{_CLOSE}]|[^\S\n])*+(?:[-+>#\u2022]++[^\S\n]++)*")
 """List marks and the like on the line of a choice that is alone there."""
 _LINE_END = re.compile(rf"[ \t).\]!:,\u3002{_OPEN}{_CLOSE}]*(?:\n|\Z)")
 _SENTENCE_END = re.compile(r"[^\w\n]*(?:\Z|[.!\n\u3002])")

@@ -41,8 +41,8 @@ _BLOCK_END = re.compile(r"\n\s*\n|\n(?=[ \t]*(?:[-*+\u2022]|\d{1,3}[.)]|#{1,6})[
 _HEADING = re.compile(r"(?m)^([ \t]*#{1,6}[ \t][^\n]*)$")
 _LIST_MARK = re.compile(r"\s*(?:(?:[-*+\u2022]|\d{1,3}[.)]|#{1,6})[ \t]+)?")
 _STOP = re.compile(
-    r"(?P<stop>(?<!\. )\.(?: \.)++|(?<![.!?\u2026\u061f])[.!?\u2026\u061f]++)"
-    r"(?:\[\d+\])*+(?P<closed>[\"'\u201d\u2019\u00bb)\]*_`]*+)(?=\s|\Z)"
+    r"(?P<stop>(?<!\. )\.(?: \.)+(?! \.)|(?<![.!?\u2026\u061f])[.!?\u2026\u061f]++)"
+    r"(?:\[\d+\])*(?!\[\d+\])(?P<closed>[\"'\u201d\u2019\u00bb)\]*_`]*+)(?=\s|\Z)"
     r"|[\u3002\uff01\uff1f\uff61\u0964\u0965\u06d4\u0589\u1362\u104b\u17d4]++(?P<quoted>[\"'\u201d\u2019\u300d\u300f\uff09\u300b)*_]*+)"
 )
 """A mark that may end a sentence: before white space, or with a mark of its own script (`\u3002`, `\u0964`) anywhere."""

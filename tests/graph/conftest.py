@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -95,7 +96,7 @@ def relax(tmp_path: Path) -> Iterator[Relax]:
 @pytest.fixture
 def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Relax:
     """Run `relax` inside this process, which saves the start of an interpreter: refusals, views, inline runs."""
-    from relax_core.cli.main import main
+    from relax_core.cli.main import STOPPING, main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -103,11 +104,11 @@ def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 
     def call(*arguments: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["relax", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGUSR1)}
         capfd.readouterr()
         try:
             with pytest.raises(SystemExit) as ended:
-                main()
+                copy_context().run(main)  # `main` sets context variables until its process ends
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

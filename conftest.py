@@ -13,6 +13,7 @@ import gc
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,13 +89,20 @@ def lacks_gpus(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen() -> None:
-    """Keep what is there before a module's tests out of the search for garbage: imported modules and thousands of tests."""
+def apart() -> Iterator[None]:
+    """Keep a module's tests apart from what earlier modules of this process left: objects and settings.
+
+    Imported modules and thousands of tests stay out of the search for garbage.
+    """
     from relax_core.runners import context
 
     context.freezes = False
     gc.collect()
     gc.freeze()
+    yield
+    os.environ.pop("RELAX_TRACEBACKS", None)  # the inline runner sets it for the rest of its process
+    if "torch" in sys.modules:  # a deterministic engine or trainer asked for it
+        sys.modules["torch"].use_deterministic_algorithms(False)
 
 
 @pytest.fixture

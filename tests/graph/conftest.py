@@ -96,7 +96,8 @@ def relax(tmp_path: Path) -> Iterator[Relax]:
 @pytest.fixture
 def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Relax:
     """Run `relax` inside this process, which saves the start of an interpreter: refusals, views, inline runs."""
-    from relax_core.cli.main import STOPPING, main
+    from relax_core.cli.main import main
+    from relax_core.control.run import SIGNALS
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -104,7 +105,7 @@ def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 
     def call(*arguments: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["relax", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGUSR1)}
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
         capfd.readouterr()
         try:
             with pytest.raises(SystemExit) as ended:

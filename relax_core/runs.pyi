@@ -30,6 +30,7 @@ from .observe.files import (
     write_document as write_document,
     write_text as write_text,
 )
+from .observe.first_step import ROUND_TRIP as ROUND_TRIP, fault_lines as fault_lines, passed_line as passed_line
 from .observe.metrics import mean as mean, metric as metric
 from .observe.records import frame as frame, read_frames as read_frames
 from .observe.redaction import Redactor as Redactor, credentials as credentials

@@ -101,8 +101,7 @@ def init(
     """
     from relax_core.api import ConfigError
     from relax_core.api.model_folder import bounded_context
-    from relax_core.config.run_config import core_tables
-    from relax_core.launch import Catalogue, check_all, plan_run
+    from relax_core.launch import Catalogue, check_all, core_tables, plan_run
     from relax_plugin_authoring.documentation import starter
 
     def relative(path: Path) -> str:
@@ -134,7 +133,7 @@ def init(
 
 
 def _in_words(explained: Explained) -> str:
-    from relax_core.config.run_config import literal
+    from relax_core.launch import literal
 
     value = "nothing" if explained.value is None else literal(explained.value)
     lines = [f"{explained.key} = {value}", f"from:    {explained.origin}", f"type:    {explained.type}"]

@@ -23,9 +23,11 @@ from relax_core.api import ConfigError, Kind, Options, RelaxError, Secret
 from relax_core.api.component import BY_TABLE
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
 from relax_core.config.problems import unknown_key
-from relax_core.config.run_config import (
+from relax_core.launch import (
     DEFAULT_NAMES,
     DEFAULT_SANDBOX,
+    Catalogue,
+    Composed,
     Core,
     core_tables,
     keys_model,
@@ -33,7 +35,6 @@ from relax_core.config.run_config import (
     table_keys,
     top_level_keys,
 )
-from relax_core.launch import Catalogue, Composed
 
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", Secret: "secret"}
 IMPORTANT = {

@@ -28,7 +28,6 @@ from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, MediaKind, Task
 from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import learns_from_teachers
-from relax_core.config.run_config import MediaChoice, RewardChoice, RunConfig
 from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, DatasetSettings, dataset_settings
@@ -46,7 +45,7 @@ from relax_core.data.tasks import (
     task_settings,
     unmatched_filters,
 )
-from relax_core.launch import Catalogue, compose
+from relax_core.launch import Catalogue, MediaChoice, RewardChoice, RunConfig, compose
 from relax_core.media.access import SourceAccess
 from relax_core.media.placeholders import MediaRefused, media_of
 from relax_core.media.source import shown

@@ -25,10 +25,9 @@ from packaging.specifiers import SpecifierSet
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.plan import Plan
 from relax_core.cli.terminal import AsJson, print_json, say, split
-from relax_core.config.run_config import RunConfig
 from relax_core.control.data_check import open_data
 from relax_core.control.start_check import check_starts, probe, unmet
-from relax_core.launch import Catalogue, PluginState, plan_run
+from relax_core.launch import Catalogue, PluginState, RunConfig, plan_run
 from relax_core.runs import runs_root
 
 SETUP, MACHINE = 2, 4

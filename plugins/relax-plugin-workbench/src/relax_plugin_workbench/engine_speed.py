@@ -21,8 +21,7 @@ import psutil
 from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.config.layers import Source as Layer
-from relax_core.launch import Catalogue, plan_run
-from relax_core.runners.launch import Launch
+from relax_core.launch import Catalogue, Launch, plan_run
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.single_role import first_attempts, ignore, single_role, try_launch
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from relax_core.api.plan import Plan
 from relax_core.config.layers import Source
-from relax_core.control.preflight import preflight
-from relax_core.launch import free_memory, plan_run
+from relax_core.launch import free_memory, plan_run, preflight
 from relax_plugin_workbench.memory import (
     MEDIA_NOTE,
     MemoryBudget,

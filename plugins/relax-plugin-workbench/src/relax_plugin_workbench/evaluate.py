@@ -22,14 +22,19 @@ from relax_core.cli.terminal import run_to_end
 from relax_core.config.checks import combination_errors, file_errors
 from relax_core.config.layers import Source
 from relax_core.config.problems import refuse
-from relax_core.config.run_config import DEFAULT_NAMES, Choice, RunConfig
 from relax_core.config.tables import BatchTable, CriticTable, RankPlacement, ReferenceTable
-from relax_core.control.planner import plan
-from relax_core.control.prepare import make_launch
-from relax_core.control.stages import stage_directories
-from relax_core.launch import Catalogue, compose
+from relax_core.launch import (
+    DEFAULT_NAMES,
+    Catalogue,
+    Choice,
+    Launch,
+    RunConfig,
+    compose,
+    make_launch,
+    plan,
+    stage_directories,
+)
 from relax_core.rewards.host import announce
-from relax_core.runners.launch import Launch
 from relax_core.runs import Redactor, find_run, read_document, to_toml
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_plugin_workbench.compare import SetComparison, compare_results

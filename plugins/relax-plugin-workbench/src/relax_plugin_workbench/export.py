@@ -18,13 +18,9 @@ from relax_plugin_hub.hub import check_account, push
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import run_to_end
-from relax_core.control.planner import plan
-from relax_core.control.prepare import make_launch
-from relax_core.control.stages import StageDirectory, stage_directories
-from relax_core.launch import Catalogue, compose
+from relax_core.launch import Catalogue, Launch, StageDirectory, compose, make_launch, plan, stage_directories
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
-from relax_core.runners.launch import Launch
 from relax_core.runs import check_new_folder, find_run
 from relax_plugin_workbench.single_role import announce_functions, single_role
 

@@ -19,12 +19,10 @@ from relax_core.api.plan import Estimate, Layout, Plan
 from relax_core.api.trainer import Trainer
 from relax_core.cli.terminal import print_json, print_table, say
 from relax_core.config.layers import Source
-from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.data_check import PlanContext
 from relax_core.control.placement import ROLLOUT, TABLES, TEACHER
-from relax_core.control.planner import plan
 from relax_core.engines.factories import AUXILIARY_GROUP
-from relax_core.launch import Catalogue, free_memory, plan_run
+from relax_core.launch import Catalogue, RunConfig, RunContext, free_memory, plan, plan_run
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
 from relax_core.roles.rank_group import trainer_spec

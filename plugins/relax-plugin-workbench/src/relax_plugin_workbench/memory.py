@@ -23,13 +23,12 @@ from relax_core.api.model_folder import WEIGHTS, model_context
 from relax_core.api.plan import RESERVED, Estimate, Plan, WorkerGroup, Workload
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
-from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.data_check import PlanContext, open_rows
 from relax_core.control.epochs import count_rows
 from relax_core.control.placement import TEACHER, has_gpus
 from relax_core.data.tasks import MOST_HELD_OUT, TaskSet
 from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
-from relax_core.launch import Catalogue, compose, free_memory
+from relax_core.launch import Catalogue, RunConfig, RunContext, compose, free_memory
 from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
 from relax_core.roles.rank_group import trainer_spec

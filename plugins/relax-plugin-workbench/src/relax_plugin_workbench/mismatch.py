@@ -23,14 +23,11 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.config.layers import Source as Layer
-from relax_core.config.run_config import RunConfig
-from relax_core.control.planner import plan
-from relax_core.launch import Catalogue
+from relax_core.launch import Catalogue, Launch, RunConfig, plan
 from relax_core.learn.counts import MAX_LOG_RATIO
 from relax_core.rewards.host import ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.context import RoleContext
-from relax_core.runners.launch import Launch
 from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch

@@ -19,10 +19,7 @@ import numpy as np
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.events import Event, StepFinished
 from relax_core.api.run_commands import Stop
-from relax_core.control.prepare import prepare_resume
-from relax_core.control.run import run
-from relax_core.control.stages import stage_directories
-from relax_core.launch import compose
+from relax_core.launch import compose, prepare_resume, run, stage_directories
 from relax_core.roles.checkpoint import complete, read_whole, step_of
 from relax_core.runs import RunView, check_new_folder, disk_errors, open_run, to_toml, write_text
 from relax_core.tensor_files.safetensors_file import read

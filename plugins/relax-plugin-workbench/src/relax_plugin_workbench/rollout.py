@@ -18,11 +18,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.options import revealed
 from relax_core.cli.terminal import run_to_end
 from relax_core.config.layers import Source
-from relax_core.config.run_config import RunConfig
-from relax_core.control.planner import plan
-from relax_core.control.prepare import make_launch
-from relax_core.launch import Catalogue, plan_run
-from relax_core.runners.launch import Launch
+from relax_core.launch import Catalogue, Launch, RunConfig, make_launch, plan, plan_run
 from relax_core.runs import Redactor, check_new_folder, disk_errors, to_toml, write_text
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records

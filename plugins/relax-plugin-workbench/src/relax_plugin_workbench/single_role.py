@@ -20,13 +20,10 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.layers import Source
-from relax_core.config.run_config import RunConfig
-from relax_core.control.prepare import make_launch
-from relax_core.launch import Catalogue, plan_run
+from relax_core.launch import Catalogue, Launch, RunConfig, make_launch, plan_run
 from relax_core.rewards.host import announce
 from relax_core.runners.context import RoleContext
 from relax_core.runners.inline import InlineWorkers
-from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.runs import Redactor

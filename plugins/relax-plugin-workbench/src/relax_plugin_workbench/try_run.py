@@ -34,13 +34,11 @@ from relax_core.config.layers import (
     read_layers,
     with_origins,
 )
-from relax_core.config.run_config import RewardChoice
-from relax_core.control.preflight import first_step
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
 from relax_core.data.unpacked_file import unpacked
 from relax_core.engines.factories import AuxiliaryPools
-from relax_core.launch import Catalogue
+from relax_core.launch import Catalogue, RewardChoice, first_step
 from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.roles.first_rows import row_facts

@@ -63,7 +63,7 @@ def try_(
     so with the reward and the engine pools of a configuration, such as a judge. `relax try agent FILES -- PROGRAM` runs
     PROGRAM as the agent and shows its model calls as a tree.
     """
-    from relax_core.observe.first_step import ROUND_TRIP, fault_lines, passed_line
+    from relax_core.runs import ROUND_TRIP, fault_lines, passed_line
     from relax_plugin_workbench.try_run import label_agreement, try_reward, try_run_reward, try_tasks, with_agent
 
     program: list[str] = context.obj or []

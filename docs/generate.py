@@ -46,6 +46,7 @@ METRIC_GROUPS = {
     "restarts": "Replaced roles and workers; totals of the run.",
     "guards": "Findings of the guards, which watch training metrics; totals of the run.",
     "retries": "Work that was repeated after a fault it did not cause; totals of the run.",
+    "user": "Values that programs log; see [Runs](runs.md#values-of-your-own-programs).",
     "events": "Completeness of the run's own record.",
 }
 """Group of metrics -> the text below its heading."""

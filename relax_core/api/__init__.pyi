@@ -76,8 +76,9 @@ from .role import (
     WorkerSpec as WorkerSpec, Workers as Workers,
 )
 from .run_commands import (
-    Command as Command, Continue as Continue, Evaluate as Evaluate, Pause as Pause,
-    Profile as Profile, SaveCheckpoint as SaveCheckpoint, ScaleRequest as ScaleRequest, Stop as Stop,
+    Autoscale as Autoscale, ClearMetrics as ClearMetrics, Command as Command, Continue as Continue, Evaluate as Evaluate,
+    LogError as LogError, LogMetrics as LogMetrics, Pause as Pause, Profile as Profile,
+    SaveCheckpoint as SaveCheckpoint, ScaleRequest as ScaleRequest, Stop as Stop,
     named_command as named_command,
 )
 from .sandbox import (

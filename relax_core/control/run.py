@@ -14,6 +14,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -33,7 +34,19 @@ from relax_core.api.events import (
     WorkAtEnd,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
-from relax_core.api.run_commands import Command, Evaluate, Pause, Profile, SaveCheckpoint, ScaleRequest, Stop
+from relax_core.api.run_commands import (
+    Autoscale,
+    ClearMetrics,
+    Command,
+    Evaluate,
+    LogError,
+    LogMetrics,
+    Pause,
+    Profile,
+    SaveCheckpoint,
+    ScaleRequest,
+    Stop,
+)
 from relax_core.api.scaling import Autoscaler, ScalingPolicy
 from relax_core.control.preflight import first_step
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
@@ -382,7 +395,7 @@ class RunController:
             policy, least = catalogue.build(autoscale.chosen, ScalingPolicy), stage.config.placement.rollout.least
             made = catalogue.part("relax_autoscaler", policy=policy, limits=autoscale, min_engines=least)
             autoscaler = cast(Autoscaler, made)
-        scaling = autoscaler.start() if autoscaler else None
+        scaling, scales = autoscaler.start() if autoscaler else None, True
         stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
             await self._record_events(recorder, WATCH_S)
@@ -390,15 +403,21 @@ class RunController:
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 signals = recorder.signals()
-                if signals and autoscaler and not self.stopping:
+                if signals and autoscaler and scales and not self.stopping:
                     scaling, event = autoscaler.decide(scaling, signals, signals.at)
                     if event is not None:
                         recorder.write(event)
                     if isinstance(event, ScalingProposed) and event.target is not None:
                         key = f"autoscale-{uuid.uuid4().hex}"
                         self._commands.append(ScaleRequest(key, event.pool, event.target, keep_partial=True))
+                self._log(recorder)
                 commands, self._commands = self._commands, []
                 for command in commands:
+                    if isinstance(command, Autoscale):
+                        scales, scaling = command.enabled, autoscaler.start() if autoscaler else None
+                        said = f"a user turned autoscaling {'on' if scales else 'off'}"
+                        recorder.write(Logged("info", CONTROLLER, said, asdict(command)))
+                        continue
                     receivers = self._running & RECEIVERS.get(type(command), stateful)
                     if isinstance(command, ScaleRequest):
                         receivers = {role_of(stage.config, command.pool)}
@@ -412,7 +431,13 @@ class RunController:
                 grace_s = table.preemption_grace_s if self._preempted else table.grace_s
                 if self._clock.now() - stop_sent_at > (grace_s if stateful & self._running else STATELESS_GRACE_S):
                     break
+        self._log(recorder)
         return sorted(stateful & self._running)
+
+    def _log(self, recorder: Recorder) -> None:
+        """Record what programs have logged since the last call."""
+        recorder.log([one for one in self._commands if isinstance(one, LogMetrics | ClearMetrics | LogError)])
+        self._commands = [one for one in self._commands if not isinstance(one, LogMetrics | ClearMetrics | LogError)]
 
     async def _poll_roles(self, recorder: Recorder) -> tuple[Heartbeat, ...]:
         """Display the roles' heartbeats, and find the roles that ended. Raises the error of a role that failed."""

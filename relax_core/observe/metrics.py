@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from relax_core.api.events import EvalFinished
+from relax_core.api.run_commands import USER
 
 Combine = Literal["mean", "max", "sum", "last"]
 WEIGHT = "samples/scored"
@@ -216,6 +217,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("retries/<role>", "Number of samples, requests, steps or publishes of the role that were repeated so far "
            "after a fault that they did not cause", "last"),
     Metric("guards/<guard>", "Number of times that the guard has found training to diverge", "last"),
+    Metric("user/<name>", "A value that a program logged for the step with `log_metrics` or the metrics service", "last"),
     Metric("events/dropped", "Events dropped so far because they were not recorded in time; the run's files lack them",
            "last"),
 )  # fmt: skip
@@ -323,7 +325,7 @@ class Totals:
                 totals._evaluated(name, record["step"], metrics, measure)
             if totals.steps and record["step"] <= totals.steps:
                 totals.measured(record["step"], metrics)
-            elif any(not key.startswith("eval/") for key in metrics):
+            elif any(not key.startswith(("eval/", USER)) for key in metrics):
                 totals.stepped(record["step"], metrics)
         return totals
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -22,9 +22,11 @@ from relax_core.api import events
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import Event, Sink, Span
 from relax_core.api.role import Clock, Heartbeat, SystemClock
+from relax_core.api.run_commands import USER, ClearMetrics, LogError, LogMetrics
 from relax_core.api.scaling import Signals
 from relax_core.observe.completions import completion_metrics
 from relax_core.observe.event_log import EventLog
+from relax_core.observe.logged_values import HELD, NAMES, LoggedValues
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.observers import Call, CallbackWorker, close_all
 from relax_core.observe.run_directory import RunDirectory
@@ -38,6 +40,8 @@ SHOWN_SAMPLES = 4
 """Number of transcripts of each delivery of samples that are passed to sinks."""
 CURVES = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
 """Metrics that trace viewers draw as curves, by chart."""
+PROGRAM = "program"
+"""Role of the log's records that a program has sent."""
 STATUS_EVERY_S = 5.0
 """Longest age in seconds of `status.json`, which is written earlier if a role's state changes, and shortest time between
 two `RolesReported`."""
@@ -89,6 +93,7 @@ class Recorder:
         self._totals, self._counts = Totals.replay(records), EventCounts()
         for record in run_dir.events():
             self._counts.count(record)
+        self._logged = LoggedValues(key for record in records for key in record if key.startswith(USER))
         self._elapsed_before = max((float(record.get("elapsed_s") or 0) for record in records), default=0.0)
         self._opened = self._clock.now()
         self._meter = SignalMeter()
@@ -182,6 +187,23 @@ class Recorder:
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
 
+    def log(self, commands: Iterable[LogMetrics | ClearMetrics | LogError]) -> None:
+        """Record what programs log. Values of a step that has not finished wait for the step's end."""
+        refused = self._logged.refused
+        for command in commands:
+            match command:
+                case LogMetrics(values, step):
+                    self._logged.add(self._totals.steps + 1 if step is None else step, values)
+                case ClearMetrics(step):
+                    self._logged.clear(step)
+                case LogError(message, traceback):
+                    self.write(events.Logged("error", PROGRAM, message, {"frames": traceback} if traceback else {}))
+        for step, values in self._logged.take(self._totals.steps).items():
+            self._metrics(step, values)
+        if count := self._logged.refused - refused:
+            most = f"at most {NAMES} names, and {HELD} values of steps that have not finished"
+            self._log.note("warning", f"{count} logged values are not recorded: {most}")
+
     def signals(self) -> Signals | None:
         """Record and return the signals of a window that has ended since the last call; None if none has."""
         signals = self._meter.window(self._clock.now())
@@ -223,6 +245,10 @@ class Recorder:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
         self.ending = status
         self._account(finish=True)
+        if self._logged:
+            self._log.note(
+                "warning", f"{len(self._logged)} logged values are not recorded: their steps have not finished"
+            )
         self._summary = summary = self.summary(status) | dict(more or {})
         self.run_dir.write("summary", summary)
         self._facts["state"] = status
@@ -381,6 +407,10 @@ class Recorder:
         self._hub_behind = behind if self._hub_behind is None else min(behind, self._hub_behind)
         window = self._time.step(event.step, at, metrics.get("time/step_s", 0.0))
         metrics |= _rates(window, metrics, self._totals)
+        logged = self._logged.take(event.step)
+        metrics |= logged.pop(event.step, {})
+        for earlier, late in logged.items():
+            self._metrics(earlier, late)
         self._totals.stepped(event.step, metrics)
         self._metrics(event.step, metrics)
         self._facts["step"] = event.step

@@ -55,6 +55,8 @@ OF_THE_END = ("summary.json", "report.html", "reward.png")
 """Files that describe a finished run. The next start of the run deletes these files, and its end writes new ones."""
 SENT = ".commands"
 """Folder with a file for each command that the run's process has not taken yet."""
+MAX_WAITING = 200
+"""Files in that folder at which programs may not log more; the run takes the commands four times a second."""
 logger = logging.getLogger(__name__)
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
@@ -273,6 +275,11 @@ class RunDirectory:
             folder.mkdir(exist_ok=True)
         document = {"command": NAMES[type(command)], **asdict(command)}
         write_document(folder / f"{time.time_ns()}-{os.getpid()}.json", "relax.command/1", document)
+
+    def waiting(self) -> int:
+        """Return the number of commands that the run's process has not taken yet."""
+        folder = self.path / SENT
+        return len(list(folder.iterdir())) if folder.is_dir() else 0
 
     def take_commands(self) -> list[Command]:
         """Return the commands in the order of their sending, and delete them. An invalid one is left out with a warning."""

@@ -7,6 +7,7 @@ documents, the wall clock and the process table. The list of runs reads only sma
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +21,12 @@ import psutil
 from relax_core.api.checks import CheckFinding
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import FirstStepChecked
-from relax_core.api.run_commands import Command
+from relax_core.api.run_commands import MAX_TEXT, MAX_TRACEBACK, ClearMetrics, Command, LogError, LogMetrics
 from relax_core.media.previews import read_preview
 from relax_core.observe.event_log import event_name
 from relax_core.observe.metrics import mean
 from relax_core.observe.recorder import ENDINGS
-from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
+from relax_core.observe.run_directory import MAX_WAITING, RunDirectory, find_run, run_paths, runs_root
 from relax_core.observe.status import host_mark
 
 _NOT_METRICS = ("schema", "time", "elapsed_s")
@@ -104,6 +105,29 @@ class RunView:
     def send(self, command: Command) -> None:
         """Send a command to the live run."""
         self._directory.send(command)
+
+    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Record values in the metrics of the live run, and send them to its sinks; any program may call this.
+
+        `values`: finite numbers, by names that begin with `user/`. `step`: counts over all stages; None: the step that is
+        trained now. Values of a step that has not finished come with the step's metrics, and are lost if the run ends
+        before. Raises ConfigError.
+        """
+        self.log(LogMetrics({name: float(value) for name, value in values.items()}, step))
+
+    def log_error(self, message: str, traceback: str = "") -> None:
+        """Record an error in the log of the live run; long texts are cut. Raises ConfigError."""
+        self.log(LogError(message[:MAX_TEXT], traceback[:MAX_TRACEBACK]))
+
+    def log(self, command: LogMetrics | ClearMetrics | LogError) -> None:
+        """Send what a program logs. Raises ConfigError if no process will record it, or if the run is behind."""
+        state = health(self, time.time()).state
+        if state in (*ENDINGS, "lost"):
+            raise ConfigError("run", f"{self.name}, which is {state}", "only a live run records what programs log")
+        if (waiting := self._directory.waiting()) >= MAX_WAITING:
+            fix = "log less often, and many values at once"
+            raise ConfigError("commands", f"{waiting} that the run has not taken", fix)
+        self.send(command)
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Return the sample records of a step."""

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.run_commands import Pause, Profile, ScaleRequest
+from relax_core.api.run_commands import Autoscale, ClearMetrics, LogMetrics, Pause, Profile, ScaleRequest
 from relax_core.control.prepare import prepare_resume
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
@@ -236,11 +236,21 @@ def test_a_secret_is_in_no_file(tmp_path):
 
 
 def test_commands_are_taken_once_in_their_order_and_invalid_files_are_ignored(run_dir, caplog):
-    sent = [Pause(), Profile(3), ScaleRequest("key", target=2)]
+    sent = [
+        Pause(),
+        Profile(3),
+        ScaleRequest("key", target=2),
+        LogMetrics({"user/a": 1.5}, 2),
+        ClearMetrics(),
+        Autoscale(False),
+    ]
     for command in sent:
         run_dir.send(command)
-    invalid = ("[1]", '{"command": "jump"}', '{"command": "profile", "steps": "3"}', '{"command": "scale", "size": 3}')
+    invalid = (
+        '{"command": "log-metrics", "values": {"reward/mean": 1}}', '{"command": "log-metrics", "values": 3}',
+        "[1]", '{"command": "jump"}', '{"command": "profile", "steps": "3"}', '{"command": "scale", "size": 3}',
+    )  # fmt: skip
     for number, text in enumerate(invalid):
         (run_dir.path / ".commands" / f"9-{number}.json").write_text(text)
     assert run_dir.take_commands() == sent and run_dir.take_commands() == []
-    assert [record.message.split(": ")[1] for record in caplog.records] == [f"9-{number}.json" for number in range(4)]
+    assert [record.message.split(": ")[1] for record in caplog.records] == [f"9-{number}.json" for number in range(6)]

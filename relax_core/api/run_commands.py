@@ -63,9 +63,9 @@ class ScaleRequest:
     target: int | None = None
     """Number of engines that the pool is to have; None if `engine`, `node`, `address` or `cancel` is given."""
     engine: str = ""
-    """Engine that is to leave."""
+    """Engine that is to leave; several are separated by commas."""
     address: str = ""
-    """Address, `HOST:PORT`, of an engine that was started elsewhere and is to join."""
+    """Address, `HOST:PORT`, of an engine that was started elsewhere and is to join; several are separated by commas."""
     cancel: str = ""
     """Operation to cancel."""
     node: str = ""
@@ -74,6 +74,8 @@ class ScaleRequest:
     """Address of a machine that is about to end: its engines are to leave every pool of the role, also a busy one, later."""
     keep_partial: bool = False
     """True: if an engine can't join, the engines that did join stay. False: they leave again."""
+    timeout_s: float = 0.0
+    """Seconds in which the engines that join must serve; else all of them leave again. 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

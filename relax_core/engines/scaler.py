@@ -110,7 +110,9 @@ class Scaler:
             self._perform(name, actions)
         while True:
             asked = [(request.pool, self._ask(request)) for request in await self._requests()]
-            asked += [(name, actions) for name in self._pools if (actions := self._on_endings(name))]
+            for name, one in self._pools.items():
+                if actions := one.scaling.expire(self._wall()) or self._on_endings(name):
+                    asked.append((name, actions))
             if asked or self._changed.is_set():
                 self._changed.clear()
                 await self._keep()

@@ -78,18 +78,20 @@ class ScalingOperation:
     changed_at: float
     """Wall-clock times, in seconds since 1970."""
     engine: str = ""
-    """Engine that was named to leave; empty: the machine chose."""
+    """Engines that were named to leave, with commas between them; empty: the machine chose."""
     keep_partial: bool = False
     detail: str = ""
     engines: Mapping[str, Step] = field(default_factory=dict)
     undone: Literal["", "failed", "cancelled"] = ""
     """End of the operation once the engines that joined have left again; empty: the operation is not rolled back."""
     address: str = ""
-    """Address of the engine that was to join from elsewhere; empty: the run starts the engines that join."""
+    """Addresses of the engines that were to join from elsewhere, with commas; empty: the run starts the engines that join."""
     node: str = ""
     """Address of the machine whose engines were to leave; empty: no machine was named."""
     refill: bool = False
     """True: the pool gets as many engines elsewhere afterwards, so its target stays."""
+    timeout_s: float = 0.0
+    """Seconds after the request in which the engines that join must serve; 0: no limit."""
     times: Mapping[str, float] = field(default_factory=dict)
     """State -> wall-clock time at which the operation first had it, for operations that have engines."""
 
@@ -207,6 +209,18 @@ class PoolScaling:
         request = ScaleRequest(f"refill-{self._last_operation + 1}", self.pool, target, keep_partial=True)
         return self._begin(self._made(request, target, "pending", now, "in place of engines whose machine ends"))[1]
 
+    def expire(self, now: float) -> list[Action]:
+        """Undo the open operation if its engines do not serve within its `timeout_s`; return the actions to perform."""
+        late = self.open
+        if (
+            late is None
+            or late.undone
+            or late.target <= late.before
+            or not 0 < late.timeout_s < now - late.requested_at
+        ):
+            return []
+        return self._undo(late, "failed", now, f"not done within {late.timeout_s:g} s")[1]
+
     def refused(self, request: ScaleRequest, why: str, now: float) -> ScalingOperation:
         """Record a request that `ask` refused, so that its sender learns the reason."""
         return self._made(request, request.target or 0, "refused", now, why)
@@ -214,7 +228,7 @@ class PoolScaling:
     def _leaving(self, request: ScaleRequest) -> list[str]:
         """Return the engines that a request names to leave. Raises ConfigError if none of a machine can."""
         if not request.node:
-            return [request.engine] if request.engine else []
+            return _listed(request.engine)
         there = self.on_node(request.node)
         if not there:
             known = ", ".join(sorted({self.nodes[name] for name in self.engines if name in self.nodes})) or "none"
@@ -228,24 +242,24 @@ class PoolScaling:
     def _target_of(self, request: ScaleRequest) -> int:
         """Return the number of engines after a request. Raises ConfigError if it can't be reached."""
         least = len(self.protected)
-        if request.address:
-            if request.address not in self.addresses:
+        for address in _listed(request.address):
+            if address not in self.addresses:
                 allowed = f"the run allows {', '.join(self.addresses)}" if self.addresses else "the run allows none"
                 fix = f"{allowed}: list the address in placement.rollout.external.addresses when you start a run"
-                raise ConfigError("address", request.address, fix)
-            if there := next((name for name, address in self.external.items() if address == request.address), ""):
+                raise ConfigError("address", address, fix)
+            if there := next((name for name, other in self.external.items() if address == other), ""):
                 fix = f"wait until the run has noticed its loss, or let it leave: relax scale --drain {there}"
-                raise ConfigError("engine", f"{there}, which is at {request.address} already", fix)
-            return len(self.engines) + 1
-        if request.engine:
-            if request.engine not in self.engines:
+                raise ConfigError("engine", f"{there}, which is at {address} already", fix)
+        for engine in _listed(request.engine):
+            if engine not in self.engines:
                 known = ", ".join(self.engines)
-                raise ConfigError("engine", request.engine, f"name an engine of the pool {self.pool}: {known}")
-            if request.engine in self.protected:
+                raise ConfigError("engine", engine, f"name an engine of the pool {self.pool}: {known}")
+            if engine in self.protected:
                 free = ", ".join(name for name in self.engines if name not in self.protected) or "none"
                 fix = f"the first {least} engines stay; engines that may leave: {free}"
-                raise ConfigError("engine", f"{request.engine}, which is protected", fix)
-            return len(self.engines) - 1
+                raise ConfigError("engine", f"{engine}, which is protected", fix)
+        if request.address or request.engine:
+            return len(self.engines) + len(_listed(request.address)) - len(_listed(request.engine))
         if request.target is None or not least <= request.target <= MAX_ENGINES:
             fix = f"the pool {self.pool} keeps its first {least} engines: give {least} to {MAX_ENGINES}"
             raise ConfigError("target", request.target, fix)
@@ -258,6 +272,7 @@ class PoolScaling:
         made = ScalingOperation(
             f"{self.pool}-{self._last_operation}", self.pool, request.key, target, len(self.engines), state, now, now,
             request.engine, request.keep_partial, detail, address=request.address, node=request.node,
+            timeout_s=request.timeout_s,
         )  # fmt: skip
         self.operations[made.id] = made
         ended = [one for one in self.operations.values() if not one.open and one.id != made.id]
@@ -275,10 +290,10 @@ class PoolScaling:
         for name in leaving:
             steps[name] = "draining"
             actions.append(Leave(name))
-        for _ in range(made.target - len(self.engines)):
+        for address in _listed(made.address) or [""] * (made.target - len(self.engines)):
             name = f"{self.prefix}-{self._next_engine}"
             steps[name] = "pending"
-            actions.append(Join(name, self._next_engine, made.address))
+            actions.append(Join(name, self._next_engine, address))
             self._next_engine += 1
         state: OperationState = "draining" if leaving else "pending"
         begun = replace(made, engines=steps, state=state, times={state: made.changed_at})
@@ -340,7 +355,7 @@ class PoolScaling:
     def _join(self, engine: str, operation: ScalingOperation) -> None:
         self.engines.append(engine)
         if operation.address:
-            self.external[engine] = operation.address
+            self.external[engine] = dict(zip(operation.engines, _listed(operation.address), strict=True))[engine]
 
     def _leave(self, engine: str) -> None:
         self.engines.remove(engine)
@@ -472,6 +487,11 @@ def closed(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str] | 
         got = f"engines that take turns on their devices with {', '.join(neighbours)}"
         return "placement", got, 'give them devices of their own, as placement = "hybrid" or "async" does'
     return None
+
+
+def _listed(names: str) -> list[str]:
+    """Return the names of a text with commas between them, each once."""
+    return list(dict.fromkeys(filter(None, names.split(","))))
 
 
 def _noted(operation: ScalingOperation, detail: str) -> ScalingOperation:

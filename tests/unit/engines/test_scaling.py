@@ -15,7 +15,7 @@ from relax_core.api.run_commands import ScaleRequest
 from relax_core.engines.scaling import JOINING, Action, CancelJoin, Join, Leave, PoolScaling, Step
 
 START = ("engine-0", "engine-1")
-ADDRESS = "127.0.0.1:8701"
+ADDRESS, SECOND = "127.0.0.1:8701", "127.0.0.1:8702"
 
 
 def ask(scaling: PoolScaling, target: int | None = None, key: str = "k", **more: object) -> list[Action]:
@@ -255,6 +255,31 @@ def test_a_busy_pool_takes_no_other_address_and_a_key_has_one_address() -> None:
         ask(scaling, 4, "other")
 
 
+def test_engines_from_elsewhere_join_and_leave_in_one_operation_or_not_at_all_within_its_time() -> None:
+    scaling = PoolScaling("rollout", START, 2, addresses=[ADDRESS, SECOND])
+    both = ask(scaling, address=f"{SECOND},{ADDRESS},{SECOND}", timeout_s=30.0)
+    assert both == [Join("engine-2", 2, SECOND), Join("engine-3", 3, ADDRESS)]
+    join(scaling, "engine-3")
+    assert scaling.expire(31.0) == [] and scaling.external == {"engine-3": ADDRESS}
+    assert scaling.expire(31.5) == [CancelJoin("engine-2"), Leave("engine-3")] and scaling.expire(99.0) == []
+    leave(scaling, "engine-2", "engine-3")
+    (late,) = scaling.operations.values()
+    assert (late.state, late.detail, scaling.engines, scaling.external) == (
+        "failed",
+        "not done within 30 s",
+        [*START],
+        {},
+    )
+    join(
+        scaling, *(action.engine for action in ask(scaling, key="again", address=f"{ADDRESS},{SECOND}", timeout_s=30.0))
+    )
+    assert scaling.external == {"engine-4": ADDRESS, "engine-5": SECOND} and scaling.expire(99.0) == []
+    assert ask(scaling, key="go", engine="engine-5,engine-4", timeout_s=30.0) == [Leave("engine-5"), Leave("engine-4")]
+    assert scaling.expire(99.0) == [], "an engine that leaves has its own deadlines"
+    with pytest.raises(ConfigError, match="engine: got engine-0, which is protected"):
+        ask(PoolScaling("rollout", START, 1), engine="engine-1,engine-0")
+
+
 @pytest.mark.parametrize(
     ("asked", "state", "detail"),
     [
@@ -280,7 +305,7 @@ class Scaling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS])
+        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS, SECOND])
         self.joining: set[str] = set()
         """Engines that are being started, or are stopped before they have joined."""
         self.serving, self.leaving, self.names = set(START), set[str](), set(START)
@@ -311,11 +336,11 @@ class Scaling(RuleBasedStateMachine):
         except ConfigError:
             assert count < 1 or self.scaling.open is not None
 
-    @rule()
-    def ask_from_elsewhere(self) -> None:
+    @rule(address=st.sampled_from([ADDRESS, SECOND, f"{ADDRESS},{SECOND}"]), timeout_s=st.sampled_from([0.0, 1.0]))
+    def ask_from_elsewhere(self, address: str, timeout_s: float) -> None:
         self.keys += 1
         try:
-            self.perform(ask(self.scaling, None, f"key-{self.keys}", address=ADDRESS))
+            self.perform(ask(self.scaling, None, f"key-{self.keys}", address=address, timeout_s=timeout_s))
         except ConfigError:
             assert self.scaling.open is not None or self.scaling.external
 
@@ -326,13 +351,20 @@ class Scaling(RuleBasedStateMachine):
         self.serving.remove(engine)
         self.step(engine, "failed")
 
-    @rule(number=st.integers(0, 8))
-    def drain(self, number: int) -> None:
+    @rule()
+    def expire(self) -> None:
+        self.perform(self.scaling.expire(2.5))
+        left = self.scaling.open
+        assert left is None or not left.timeout_s or left.undone
+
+    @rule(numbers=st.sets(st.integers(0, 8), min_size=1, max_size=2))
+    def drain(self, numbers: set[int]) -> None:
         self.keys += 1
+        engines = [f"engine-{number}" for number in numbers]
         try:
-            self.perform(ask(self.scaling, None, f"key-{self.keys}", engine=f"engine-{number}"))
+            self.perform(ask(self.scaling, None, f"key-{self.keys}", engine=",".join(engines)))
         except ConfigError:
-            assert number == 0 or f"engine-{number}" not in self.serving or self.scaling.open is not None
+            assert 0 in numbers or not self.serving.issuperset(engines) or self.scaling.open is not None
 
     @rule(numbers=st.sets(st.integers(0, 8)), refill=st.booleans())
     def end_a_machine(self, numbers: set[int], refill: bool) -> None:
@@ -390,7 +422,7 @@ class Scaling(RuleBasedStateMachine):
         wanted, operation = self.scaling.target, self.scaling.open
         if operation is not None and not (operation.undone or operation.address or operation.refill):
             wanted = max(operation.target - len(self.serving.intersection(self.scaling.external)), 1)
-        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS])
+        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS, SECOND])
         self.joining, self.serving, self.leaving = set(), set(START), set()
         self.perform(self.scaling.restored(document, 1.0))
         assert len(self.serving | self.joining) == wanted

@@ -123,7 +123,10 @@ class ExternalWorkers:
         try:
             await connection.greet(self._token.reveal())
         except ConnectionError as error:
-            fix = "give it the token of placement.rollout.external.token"
+            fix = (
+                "give it the token of placement.rollout.external.token; a bare inference server, such as SGLang's, can't prove "
+                "its weights: use `relax engine serve`"
+            )
             raise InfrastructureError(f"{who} is not an engine of Relax, or refuses the token; {fix}") from error
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from relax_plugin_control.server import ControlServer
 
@@ -95,7 +96,7 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
         assert not ended(), joining.err
         listed = relax_here("engines", *at, "--json").json
         assert [one["engine"] for one in listed["engines"] if one["address"] == elsewhere] == ["engine-3"]
-        assert relax_here("scale", "--drain", "engine-3", *at).code == 0
+        _scripts_of_another_relax_work(server.address, f"http://{elsewhere}")
         assert joining.end() == 0 and joining.err.endswith("relax: the run needs this engine no more\n"), joining.err
         assert TOKEN not in "".join(path.read_text() for path in (run / "logs").glob("*")) + running.err + joining.err
         assert relax_here("scale", "rollout=1", "--dry-run", *at).out == "run: engine-2 would leave\n"
@@ -108,6 +109,43 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     assert running.end() == 130
     summary = open_run(run).summary()
     assert summary["balanced"] is True and summary["samples_trained"] and summary["restarts"] == {}
+
+
+def _scripts_of_another_relax_work(address: str, url: str) -> None:
+    """Metrics, evaluation and scaling by the routes of rednote's Relax; the engine at `url` leaves."""
+    transport = httpx.HTTPTransport(uds=address.removeprefix("unix:"))
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url="http://run", transport=transport, headers=headers) as client:
+        step = client.get("/status").json()["step"]
+        batch = {"step": step, "metrics": {"reward/mean": 9.0, "author/late": 1}, "tags": None}
+        assert client.post("/metrics/log_metrics_batch", json=batch).json()["status"] == "success"
+        ahead = {"metric_name": "author/next", "metric_value": 2.0}
+        assert client.post("/metrics/log_metric", json=ahead).json()["status"] == "success"
+        wrong = client.post("/metrics/log_metric", content=b'{"step": 1, "metric_name": "a", "metric_value": NaN}')
+        assert wrong.status_code == 400
+        assert client.post("/metrics/log_error", json={"error_message": f"{TOKEN} is full"}).status_code == 200
+        late = until(
+            lambda: row if "user/author/late" in (row := _recorded(client, step)) else None,
+            "the late value is recorded",
+        )
+        assert (late["user/author/late"], late["user/reward/mean"]) == (1, 9) and late["reward/mean"] != 9
+        later = f"/metrics?after={step}"
+        until(lambda: "user/author/next" in client.get(later).text, "a value without a step is recorded")
+        assert client.post("/rollout/evaluate?train_step=1").json()["field"] == "eval.every"
+        assert client.get("/rollout/is_eval_done").json() == {"done": True}
+        engines = client.get("/rollout/engines").json()["models"]["rollout"]["engines"]
+        assert [one["engine_id"] for one in engines if one["url"]] == ["engine-3"]
+        again = client.post("/rollout/scale_out", json={"engine_urls": [url], "timeout_secs": 600}).json()
+        assert again["status"] == "NOOP"
+        other = client.post("/rollout/scale_out", json={"engine_urls": ["http://127.0.0.1:1"]})
+        assert (other.status_code, other.json()["field"]) == (409, "address")
+        asked = client.post("/rollout/scale_in", json={"engine_urls": [url], "force": True}).json()["request_id"]
+        until(lambda: client.get(f"/rollout/scale_in/{asked}").json()["status"] == "COMPLETED", "the engine has left")
+
+
+def _recorded(client: httpx.Client, step: int) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/metrics/query_metrics?step={step}").json()["metrics"]
+    return found
 
 
 def operations(relax_here: Relax, run: Path) -> list[dict[str, Any]]:

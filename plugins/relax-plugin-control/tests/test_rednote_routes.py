@@ -12,7 +12,7 @@ import pytest
 from relax_plugin_control.app import RunApi
 from relax_plugin_control.rednote import INSTEAD, engines
 
-from relax_core.api.run_commands import ScaleRequest
+from relax_core.api.run_commands import Evaluate, ScaleRequest
 from relax_core.engines.scaling import JOINING, PoolScaling
 from relax_core.observe.run_directory import RunDirectory
 from tests.control_api import call
@@ -74,6 +74,54 @@ def test_a_script_scales_in_and_sees_which_engines_left(run: Path, found: dict[s
     assert (seen["status"], seen["removed_engines"]) == ("COMPLETED", ["engine-1"])
 
 
+def test_engines_from_elsewhere_join_and_leave_by_their_addresses(run: Path, found: dict[str, PoolScaling]) -> None:
+    pool, urls = found["rollout"], ["http://127.0.0.1:8701", "127.0.0.1:8702/"]
+    pool.addresses = ("127.0.0.1:8701", "127.0.0.1:8702")
+    body = {"model_name": "default", "num_replicas": 0, "engine_urls": urls, "timeout_secs": 60}
+    planned = call(run, "POST", "/rollout/scale_in", json={"engine_urls": urls}).json()
+    assert (planned["status"], planned["message"][-27:]) == ("NOOP", "are not in the pool rollout")
+    asked = call(run, "POST", "/rollout/scale_out", json=body).json()
+    (request,) = RunDirectory.open(run).take_commands()
+    assert request == ScaleRequest(request.key, address="127.0.0.1:8701,127.0.0.1:8702", timeout_s=60.0)
+    pool.ask(request, 2.0)
+    assert call(run, "POST", "/rollout/scale_out", json=body).json()["status"] == "NOOP", "they join already"
+    for step in JOINING[1:]:
+        pool.on_step("engine-2", step, 3.0)
+    pool.expire(63.0)
+    seen = call(run, "GET", f"/rollout/scale_out/{asked['request_id']}").json()
+    assert (seen["status"], seen["engine_urls"]) == ("DRAINING", ["127.0.0.1:8701", "127.0.0.1:8702"])
+    for engine in ("engine-2", "engine-3"):
+        pool.on_step(engine, "completed", 64.0)
+    seen = call(run, "GET", f"/rollout/scale_out/{asked['request_id']}").json()
+    assert (seen["status"], seen["error_message"][-20:]) == ("FAILED", "not done within 60 s")
+    pool.ask(ScaleRequest("joined", address="127.0.0.1:8701"), 65.0)
+    for step in JOINING[1:]:
+        pool.on_step("engine-4", step, 66.0)
+    again = call(run, "POST", "/rollout/scale_out", json={**body, "dry_run": True}).json()
+    assert again["selected_engines"] == ["engine-5"], "the other one serves"
+    left = call(
+        run, "POST", "/rollout/scale_in", json={"engine_urls": urls, "force": True, "timeout_secs": None}
+    ).json()
+    (request,) = RunDirectory.open(run).take_commands()
+    assert request == ScaleRequest(request.key, engine="engine-4")
+    assert [one["request_id"] for one in call(run, "GET", "/rollout/scale_in").json()["requests"]] == [
+        left["request_id"]
+    ]
+
+
+def test_a_script_asks_for_an_evaluation_and_for_its_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [call(run, "POST", "/rollout/evaluate?train_step=7").json() for _ in range(2)]
+    assert answers == [{"status": "ok", "rollout_id": 7, "request_id": "1"}] * 2
+    assert RunDirectory.open(run).take_commands() == [Evaluate()]
+    assert call(run, "GET", "/rollout/is_eval_done").json() == {"done": False}
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, evaluations=LIVE.evaluations + LIVE.sets))
+    assert call(run, "GET", "/rollout/is_eval_done").json() == {"done": True}
+    assert (
+        call(run, "GET", "/rollout/evaluate?train_step=7").json()["fix"]
+        == "use POST /rollout/evaluate; a GET changes nothing"
+    )
+
+
 def test_a_request_that_is_cancelled_takes_its_engines_back(run: Path, found: dict[str, PoolScaling]) -> None:
     call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3})
     early = call(run, "POST", "/rollout/scale_out/1/cancel")
@@ -119,8 +167,12 @@ def test_all_open_requests_are_cancelled_at_once(run: Path, found: dict[str, Poo
     ("way", "body", "status", "field"),
     [
         ("scale_out", {}, 400, "num_replicas"),
-        ("scale_out", {"num_replicas": 3, "engine_urls": ["http://10.0.0.1:1"]}, 400, "engine_urls"),
-        ("scale_in", {"num_replicas": 1, "force": True}, 400, "force"),
+        ("scale_out", {"engine_urls": ["http://10.0.0.1:1"]}, 409, "address"),
+        ("scale_out", {"engine_urls": ["https://127.0.0.1:8701"]}, 400, "engine_urls"),
+        ("scale_out", {"engine_urls": ["http://127.0.0.1:8701/v1"]}, 400, "engine_urls"),
+        ("scale_out", {"engine_urls": [8701]}, 400, "engine_urls"),
+        ("scale_out", {"engine_urls": ["127.0.0.1:8701"], "model_name": "teacher"}, 404, "pool"),
+        ("scale_out", {"num_replicas": 3, "timeout_secs": 0}, 400, "timeout_secs"),
         ("scale_in", {"num_replicas": 0}, 409, "target"),
         ("scale_out", {"num_replicas": 3, "model_name": "teacher"}, 404, "pool"),
         ("scale_out", {"num_replicas": 3, "model_name": "judge"}, 409, "placement"),
@@ -140,6 +192,8 @@ def test_routes_that_were_unsafe_or_are_not_needed_say_what_to_use(run: Path) ->
         assert call(run, "GET", route).json()["fix"] == instead
     assert call(run, "GET", "/rollout/engines", token="other").status_code == 401
     assert call(run, "GET", "/rollout/engines").json() == {"models": {}, "total_engines": 0}
-    shown = engines([{"pool": "judge", "engine": "judge-engine-0", "state": "starting", "serving": False}])
-    one = {"engine_id": "judge-engine-0", "url": "", "status": "STARTING", "is_healthy": False}
+    shown = engines(
+        [{"pool": "judge", "engine": "judge-engine-0", "state": "starting", "serving": False, "address": "h:1"}]
+    )
+    one = {"engine_id": "judge-engine-0", "url": "h:1", "status": "STARTING", "is_healthy": False}
     assert shown == {"models": {"judge": {"engines": [one]}}, "total_engines": 1}

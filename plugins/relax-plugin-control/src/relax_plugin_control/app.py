@@ -46,7 +46,7 @@ from relax_core.runs import (
     scale_plan,
     write_document,
 )
-from relax_plugin_control import rednote
+from relax_plugin_control import metrics_service, rednote
 from relax_plugin_control.log_stream import MAX_RECORDS, log_lines
 
 BOOK = "operations"
@@ -250,8 +250,9 @@ def _rednote(way: rednote.Way) -> tuple[ApiRoute, ...]:
     fields = {
         "model_name": (str, "name of the pool; absent or default: rollout"),
         "num_replicas": (int, "number of engines that it is to have"), "dry_run": DRY_RUN,
-        "engine_urls": (list, "must be empty"), "force": (bool, "must be false"),
-        "timeout_secs": (int, "no effect: an engine that joins or leaves has deadlines of its own"),
+        "engine_urls": (list, "addresses of engines of `relax engine serve` that are to join or leave"),
+        "force": (bool, "no effect: the requests of an engine that leaves move at once"),
+        "timeout_secs": (float, "seconds in which engines that join must serve, else they leave; no effect on a leave"),
     }  # fmt: skip
     return (
         ApiRoute("POST", f"/rollout/{way}", "As `relax scale`, for scripts of rednote's Relax.", ask, {}, fields),
@@ -266,6 +267,30 @@ def _cancel_scale_out(api: RunApi, request: Request) -> Response:
 
 def _cancel_scale_outs(api: RunApi, request: Request) -> Response:
     return _json(rednote.cancel_all(api, request.state.fields))
+
+
+def _rednote_evaluate(api: RunApi, request: Request) -> Response:
+    step = request.state.fields.get("train_step", _number(request, "train_step", 0))
+    return _json(rednote.evaluate(api, step, request.headers.get("idempotency-key", "")))
+
+
+def _is_eval_done(api: RunApi, _: Request) -> Response:
+    return _json(rednote.is_eval_done(api))
+
+
+def _logs_of_programs(
+    answer: Callable[[RunApi, Mapping[str, Any]], dict[str, Any]],
+) -> Callable[[RunApi, Request], Response]:
+    return lambda api, request: _json(answer(api, request.state.fields))
+
+
+def _query_metrics(api: RunApi, request: Request) -> Response:
+    step = _number(request, "step", -1)
+    return _json(metrics_service.query_metrics(api.view, None if step < 0 else step))
+
+
+def _metrics_health(api: RunApi, _: Request) -> Response:
+    return _json(metrics_service.service_health(api.view))
 
 
 def _rednote_engines(api: RunApi, _: Request) -> Response:
@@ -290,9 +315,9 @@ def _fields(path: ApiRoute, body: bytes) -> dict[str, Any]:
         if name not in path.fields:
             raise Refused(400, name[:40], "a field that the route has not", f"it has {', '.join(path.fields)}")
         kind = path.fields[name][0]
-        if type(value) is not kind:
+        if value is not None and type(value) is not kind and (kind, type(value)) != (float, int):
             raise Refused(400, name, repr(value)[:40], f"give a value of type {kind.__name__}")
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 CHANGES: Mapping[PlainAction, str] = {
@@ -304,9 +329,43 @@ CHANGES: Mapping[PlainAction, str] = {
 }
 STREAMS = ("/events", "/logs")
 """Paths of the routes whose answers are streams."""
-KINDS = {str: "string", int: "integer", bool: "boolean", list: "array"}
+KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 """JSON's name of a parameter's type."""
 DRY_RUN = (bool, "true: answer which engines would join or leave, and change nothing")
+LOGGED = {
+    "step": (int, "step over all stages, 0: before the first; absent: the step that is trained now"),
+    "tags": (dict, "no effect, as there"),
+}  # fmt: skip
+METRICS_SERVICE = (
+    ApiRoute(
+        "POST", "/metrics/log_metric", "Log one value into the run's metrics and sinks.",
+        _logs_of_programs(metrics_service.log_metric), {},
+        {**LOGGED, "metric_name": (str, "recorded as user/NAME"), "metric_value": (float, "a finite number")},
+    ),
+    ApiRoute(
+        "POST", "/metrics/log_metrics_batch", "Log several values of a step.",
+        _logs_of_programs(metrics_service.log_metrics_batch), {},
+        {**LOGGED, "metrics": (dict, "names, which are recorded as user/NAME, with finite numbers")},
+    ),
+    ApiRoute(
+        "POST", "/metrics/report_step", "Answer whether the values of a step are recorded.",
+        _logs_of_programs(metrics_service.report_step), {}, {"step": (int, "the step")},
+    ),
+    ApiRoute(
+        "POST", "/metrics/clear_metrics", "Forget values of steps that have not finished.",
+        _logs_of_programs(metrics_service.clear_metrics), {}, {"step": (int, "only of this step")},
+    ),
+    ApiRoute(
+        "POST", "/metrics/log_error", "Record an error in the run's log.", _logs_of_programs(metrics_service.log_error), {},
+        {"error_message": (str, "cut after 2,000 characters"), "error_traceback": (str, "cut after 16,000 characters")},
+    ),
+    ApiRoute(
+        "GET", "/metrics/query_metrics", "Recorded metrics of one step.", _query_metrics,
+        {"step": (int, "absent: the newest step")},
+    ),
+    ApiRoute("GET", "/metrics/health", "Whether the run records what programs log, and its sinks.", _metrics_health, {}),
+)  # fmt: skip
+"""The metrics service of rednote's Relax."""
 PATHS = (
     ApiRoute("GET", "/status", "The run's progress, reward and roles, as `relax status --json`.", _answer("status"), {}),
     ApiRoute("GET", "/why", "What the run waits for, and which role must act, as `relax why --json`.", _answer("why"), {}),
@@ -357,6 +416,13 @@ PATHS = (
     ),
     *_rednote("scale_in"),
     ApiRoute("GET", "/rollout/engines", "The engines, as rednote's Relax answers.", _rednote_engines, {}),
+    ApiRoute(
+        "POST", "/rollout/evaluate", "Evaluate the newest weights, unless an evaluation is open.", _rednote_evaluate,
+        {"train_step": (int, "comes back as rollout_id, without another effect")},
+        {"train_step": (int, "as in the query")},
+    ),
+    ApiRoute("GET", "/rollout/is_eval_done", "Whether the evaluation asked for here has ended.", _is_eval_done, {}),
+    *METRICS_SERVICE,
 )  # fmt: skip
 
 

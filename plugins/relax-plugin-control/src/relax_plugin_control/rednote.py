@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes with which scripts scale a rollout of rednote's Relax, answered by operations of the control API.
 
-`num_replicas` is the number of engines that the pool `model_name` is to have. A request for a number that the pool has, or
-is about to have, changes nothing, so these routes also take requests without an Idempotency-Key.
+`num_replicas` is the number of engines that the pool `model_name` is to have; `engine_urls` are the addresses of engines that
+`relax engine serve` serves elsewhere, which join or leave. A request for what the pool has, or is about to have, changes
+nothing, so these routes also take requests without an Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from relax_core.api.run_commands import ScaleRequest
-from relax_core.runs import ControlOperation, PoolScaling, Refused, RunControl, expected
+from relax_core.api.run_commands import Evaluate, ScaleRequest
+from relax_core.runs import ControlOperation, Facts, PoolScaling, Refused, RunControl, expected
 
 Way = Literal["scale_out", "scale_in"]
 DEFAULT = "default"
 """Name of the rollout's pool there."""
 INSTEAD: Mapping[str, str] = {
-    "/rollout/evaluate": "use POST /evaluate; a GET changes nothing",
-    "/rollout/is_eval_done": "use GET /operations/ID with the id that POST /evaluate gave",
+    "/rollout/evaluate": "use POST /rollout/evaluate; a GET changes nothing",
     "/rollout/recover_rollout_engines": "send nothing: failed engines are replaced by themselves",
     "/rollout/can_do_update_weight_for_async": "send nothing: the trainer publishes weights by itself",
     "/rollout/end_update_weight": "send nothing: the trainer publishes weights by itself",
@@ -33,34 +33,83 @@ INSTEAD: Mapping[str, str] = {
 
 
 def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Ask for the number of engines of a request; return the answer. Raises Refused."""
-    if fields.get("engine_urls"):
-        fix = "give num_replicas; for one engine, use POST /engines/join or POST /engines/ENGINE/drain"
-        raise Refused(400, "engine_urls", "addresses, but this route changes the number of the run's own engines", fix)
-    if fields.get("force"):
-        raise Refused(
-            400, "force", "true", "leave it out: the requests of an engine that leaves always go to other engines"
-        )
+    """Ask for the engines of a request; return the answer. Raises Refused.
+
+    `force` changes nothing: the requests of an engine that leaves move to other engines at once.
+    """
+    if (timeout_s := fields.get("timeout_secs", 1)) <= 0:
+        raise Refused(400, "timeout_secs", f"{timeout_s}", "give a number of seconds above 0, or leave it out")
+    if fields.get("engine_urls") and not fields.get("num_replicas"):
+        return _scale_addresses(api, way, fields, key)
     if "num_replicas" not in fields:
-        raise Refused(400, "num_replicas", "nothing", "give the number of engines that the pool is to have")
+        fix = "give the number of engines that the pool is to have, or engine_urls"
+        raise Refused(400, "num_replicas", "nothing", fix)
     name, target = _pool(fields.get("model_name", DEFAULT)), fields["num_replicas"]
-    asked, facts = ScaleRequest(key or uuid.uuid4().hex, name, target), api.facts()
+    facts, timeout_s = api.facts(), float(fields.get("timeout_secs", 0))
+    asked = ScaleRequest(key or uuid.uuid4().hex, name, target, timeout_s=timeout_s)
     pool = facts.pools.get(name)
     have = 0 if pool is None else pool.open.target if pool.open else len(pool.engines)
     if pool is not None and ((target <= have) if way == "scale_out" else (target >= have)):
         return {"request_id": "", "status": "NOOP", "message": f"the pool {name} has {have} engines"}
-    if fields.get("dry_run"):
+    return _ask(api, asked, facts, bool(fields.get("dry_run")))
+
+
+def _scale_addresses(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Ask for the join or leave of engines at addresses. Addresses where nothing is to change are left out."""
+    name, facts, key = _pool(fields.get("model_name", DEFAULT)), api.facts(), key or uuid.uuid4().hex
+    wanted = [_address(url) for url in fields["engine_urls"]]
+    pool = facts.pools.get(name)
+    there = {} if pool is None else {address: engine for engine, address in pool.external.items()}
+    if pool is not None and pool.open is not None and pool.open.address:
+        there |= dict.fromkeys(pool.open.address.split(","), "")
+    if way == "scale_out":
+        joining = ",".join(address for address in wanted if address not in there)
+        asked = ScaleRequest(key, name, address=joining, timeout_s=float(fields.get("timeout_secs", 0)))
+    else:
+        asked = ScaleRequest(key, name, engine=",".join(filter(None, (there.get(address) for address in wanted))))
+    if pool is not None and not (asked.address or asked.engine):
+        said = "serve or join already" if way == "scale_out" else f"are not in the pool {name}"
+        return {"request_id": "", "status": "NOOP", "message": f"the engines at {', '.join(wanted)} {said}"}
+    return _ask(api, asked, facts, bool(fields.get("dry_run")))
+
+
+def _address(url: object) -> str:
+    """Return `HOST:PORT` of an engine's address, with or without `http://`. Raises Refused."""
+    address = str(url).removeprefix("http://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not isinstance(url, str) or not host or not port.isdecimal() or set("/,@ ") & set(address):
+        fix = "give http://HOST:PORT or HOST:PORT of `relax engine serve`; another server, such as SGLang's, can't join"
+        raise Refused(400, "engine_urls", repr(url)[:80], fix)
+    return address
+
+
+def _ask(api: RunControl, asked: ScaleRequest, facts: Facts, dry_run: bool) -> dict[str, Any]:
+    if dry_run:
         ((planned, actions),) = expected(asked, facts, time.time())
         said = f"a dry run: from {planned.before} to {planned.target} engines"
-        return {
-            "request_id": "",
-            "status": "NOOP",
-            "message": said,
-            "selected_engines": [one.engine for one in actions],
-        }
+        selected = [one.engine for one in actions]
+        return {"request_id": "", "status": "NOOP", "message": said, "selected_engines": selected}
     operation, _ = api.ask(asked, asked.key)
     found = described(operation, facts.pools)
     return {"request_id": operation.id, "status": found["status"], "message": operation.detail}
+
+
+def evaluate(api: RunControl, train_step: int, key: str) -> dict[str, Any]:
+    """Ask for an evaluation of the newest weights, unless one is open; return the answer. Raises Refused."""
+    running = _evaluations(api)
+    operation = running[0] if running else api.ask(Evaluate(), key or uuid.uuid4().hex)[0]
+    return {"status": "ok", "rollout_id": train_step, "request_id": operation.id}
+
+
+def is_eval_done(api: RunControl) -> dict[str, Any]:
+    """Return whether the evaluation that was asked for through this API has ended, well or not."""
+    return {"done": not _evaluations(api)}
+
+
+def _evaluations(api: RunControl) -> list[ControlOperation]:
+    api.settle()
+    found = api.book.operations.values()
+    return [one for one in found if one.action == "evaluate" and one.state == "requested"]
 
 
 def requests(api: RunControl, way: Way, model_name: str | None, status: str | None) -> dict[str, Any]:
@@ -115,11 +164,12 @@ def cancel_all(api: RunControl, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engines(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the engines by pool, from those of `GET /engines`. They have no address of their own."""
+    """Return the engines by pool, from those of `GET /engines`. Only engines from elsewhere have an address."""
     models: dict[str, Any] = {}
     for one in found:
         own = {
-            "engine_id": one["engine"], "url": "", "status": one["state"].upper(), "is_healthy": bool(one.get("serving")),
+            "engine_id": one["engine"], "url": one.get("address", ""), "status": one["state"].upper(),
+            "is_healthy": bool(one.get("serving")),
         }  # fmt: skip
         models.setdefault(one["pool"], {"engines": []})["engines"].append(own)
     return {"models": models, "total_engines": len(found)}
@@ -139,7 +189,8 @@ def described(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[s
 
     shared = {
         "request_id": one.id, "status": "FAILED" if status == "refused" else status.upper(), "model_name": one.fields["pool"],
-        "num_replicas": one.fields["target"], "engine_urls": [], "failed_engines": at("failed"),
+        "num_replicas": one.fields.get("target", 0), "engine_urls": [*filter(None, one.fields.get("address", "").split(","))],
+        "failed_engines": at("failed"), "timeout_secs": one.fields.get("timeout_s", 0.0),
         "created_at": one.requested_at, "updated_at": one.changed_at,
         "error_message": one.detail if one.state == "failed" else "",
     }  # fmt: skip
@@ -157,9 +208,10 @@ def _cancellation(one: ControlOperation, pools: Mapping[str, PoolScaling], key: 
 
 
 def _asked(api: RunControl) -> list[ControlOperation]:
-    """Return the operations that ask for a number of engines, newest first."""
+    """Return the operations that ask for a number of engines, or for named ones, newest first."""
     api.settle()
-    return [one for one in reversed(api.book.operations.values()) if one.fields.get("target") is not None]
+    scales = (one for one in reversed(api.book.operations.values()) if one.action == "scale")
+    return [one for one in scales if {"target", "address", "engine"} & one.fields.keys()]
 
 
 def _find(api: RunControl, way: Way, wanted: str, pools: Mapping[str, PoolScaling]) -> ControlOperation:
@@ -170,7 +222,9 @@ def _find(api: RunControl, way: Way, wanted: str, pools: Mapping[str, PoolScalin
 
 
 def _way(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> Way:
-    """Return the way of an operation: in if fewer engines were asked for than there were."""
+    """Return the way of an operation: in if engines leave, or fewer engines were asked for than there were."""
+    if "target" not in one.fields:
+        return "scale_in" if "engine" in one.fields else "scale_out"
     pool = pools.get(one.fields["pool"])
     if pool is None:
         return "scale_out"

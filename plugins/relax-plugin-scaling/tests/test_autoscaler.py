@@ -11,6 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_plugin_scaling import answers
+from relax_plugin_scaling.answers import (
+    autoscaler_conditions,
+    autoscaler_health,
+    autoscaler_status,
+    enable,
+    scale_history,
+)
 from relax_plugin_scaling.autoscaler import Autoscaler
 from relax_plugin_scaling.replay import recorded_signals
 from typer.testing import CliRunner
@@ -19,14 +27,18 @@ from relax_core.api import Proposal, ScalingPolicy, Signals
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EnginesMeasured, Logged, StepFinished
 from relax_core.api.role import Heartbeat
-from relax_core.api.run_commands import Command, ScaleRequest, Stop
+from relax_core.api.run_commands import Autoscale, Command, ScaleRequest, Stop
 from relax_core.api.scaling_limits import ScalingLimits
 from relax_core.cli.main import app
 from relax_core.config.run_config import to_toml
+from relax_core.control.prepare import Prepared
+from relax_core.engines.scaling import PoolScaling
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
+from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.testing.scaling_policy import BUSY, EVEN
+from relax_core.views.run import RunHealth, RunView
 from tests.unit.control.conftest import configured
 from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted, listener
 
@@ -117,6 +129,51 @@ def test_a_proposal_that_a_limit_stops_is_not_sent(tmp_path: Path) -> None:
     wanted = [one for one in lines(tmp_path, "events.jsonl") if one["event"] == "scaling proposed"]
     assert [one["target"] for one in wanted] == [None]
     assert [command for _, command in heard] == [Stop()]
+
+
+def test_a_policy_is_turned_off_and_on_and_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, Command]] = []
+
+    async def switches(runner: ScriptedRunner) -> None:
+        run = RunDirectory(tmp_path / "run")
+        run.send(Autoscale(False))
+        await asyncio.sleep(65.0)
+        seen.append(autoscaler_status(RunView(run.path), 0.0))
+        run.send(Autoscale(True))
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(answers, "health", lambda *_: RunHealth("running"))
+    busy = beside(loaded(4, 65.0 + 45.0), beside(listener("rollout", heard), switches))
+    layer = {**UTILIZATION, "autoscale": {**UTILIZATION["autoscale"], "out_cooldown_s": 0.0, "out_hold_s": 20.0}}
+
+    def write(prepared: Prepared) -> None:
+        prepared.directory.write_config(to_toml(prepared.config.dump()))
+
+    lives = {"rollout": busy, "actor": listener("actor", [])}
+    conducted(tmp_path, lives, stop_after_s=110.0, before=write, **layer)
+    assert [type(command) for _, command in heard] == [ScaleRequest, Stop]
+    view = RunView(tmp_path / "run")
+    after = autoscaler_status(view, 0.0)
+    assert (seen[0]["enabled"], seen[0]["last_decision"], after["enabled"]) == (False, None, True)
+    assert (after["last_decision"]["target"], after["recent_metrics"]["slot_use"], after["max_engines"]) == (2, 1.0, 4)
+    assert autoscaler_health(view, 0.0) == {"status": "healthy", "enabled": True, "service": "autoscaler"}
+    assert autoscaler_conditions(view, 0.0)["conditions"]["proposal"]["wanted"] == 2
+    assert enable(view, False, 0.0)["status"] == "ok"
+    assert RunDirectory.open(view.path).take_commands() == [Autoscale(False)]
+    pool = PoolScaling("rollout", ["engine-0"], 1)
+    request = next(command for _, command in heard if isinstance(command, ScaleRequest))
+    pool.ask(request, 5.0)
+    monkeypatch.setattr(answers, "scaling_of", lambda _: {"rollout": pool})
+    (change,) = scale_history(view)["history"]
+    assert (change["action"], change["from_engines"], change["to_engines"]) == ("scale_out", 1, 2)
+    assert change["completed_at"] is None and change["reason"].startswith("use 1.00 is above high")
+    assert scale_history(view, action="scale_in")["history"] == []
+    for wrong in ({"action": "sideways"}, {"limit": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: got"):
+            scale_history(view, **wrong)
+    monkeypatch.setattr(answers, "health", lambda *_: RunHealth("finished"))
+    with pytest.raises(ConfigError, match="which is finished; turn the policy of a live run"):
+        enable(view, True, 0.0)
 
 
 def test_without_a_policy_a_run_records_only_its_signals(tmp_path: Path) -> None:

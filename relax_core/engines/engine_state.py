@@ -56,6 +56,7 @@ class EngineState:
     Invariants:
     - `version.step <= max_step`: responses may name steps up to the weights that are loading, before their proof
       arrives.
+    - Tokens of steps above `loaded` are held until `loaded` reaches their step. A failure drops held tokens.
     - Weights of another incarnation are loaded only while nothing runs, so that all responses to a dispatch are of one
       incarnation.
     - A failed engine runs nothing, and its count of `failures` is increased, so that late responses are ignored.
@@ -85,6 +86,8 @@ class EngineState:
     kv: KvLedger = field(default_factory=KvLedger)
     running: dict[str, PendingRequest] = field(default_factory=dict)
     """Requests that run on the engine, by id."""
+    held: dict[str, list[Delta]] = field(default_factory=dict)
+    """Responses to each request from its first token of unproved weights on, by id."""
 
     @property
     def available(self) -> bool:
@@ -106,6 +109,7 @@ class EngineState:
     def remove(self, pending: PendingRequest, kept: bool = True) -> None:
         """Remove a request; `kept`: its tokens stay in the engine's cache for the next turn."""
         del self.running[pending.id]
+        self.held.pop(pending.id, None)
         self.kv.end(pending, kept)
         pending.engine, pending.batch = "", ()  # breaks the reference cycle between a batch and its members
 
@@ -172,8 +176,11 @@ def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
         del known[next(iter(known))]
 
 
-def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
-    """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown."""
+def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int, held: int = 0) -> str:
+    """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown.
+
+    `held`: tokens of earlier responses that the request does not have yet.
+    """
     try:
         tokens, log_probs, count = delta.tokens, delta.log_probs, len(delta.tokens)
         if delta.finish not in FINISHES:
@@ -181,7 +188,7 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
         if len(log_probs) != count:
             return f"{len(log_probs)} log-probs for {count} tokens"
         if delta.routed_experts and pending.routed_experts is not None:
-            length = len(pending.prompt) + len(pending.tokens) + count
+            length = len(pending.prompt) + len(pending.tokens) + held + count
             if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
                 return fault
         if delta.cached is not None:
@@ -200,7 +207,7 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
                 f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
                 f"{pending.min_step} to {max_step}"
             )
-        if count > (left := pending.tokens_left):
+        if count > (left := pending.tokens_left - held):
             return f"{count} tokens for a request with {left} left to sample"
         if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
             bad = next(token for token in tokens if not 0 <= token < vocab_size)

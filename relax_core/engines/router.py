@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from relax_core.api.engine import Delta
@@ -89,7 +90,7 @@ class Router:
     Invariants:
     - An open request is in exactly one place: waiting, in a batch to be restarted, or running on one engine.
     - An open request gets one `CompleteRequest`, at its deadline at the latest, and no tokens of weights older than its
-      floor.
+      floor or newer than the engine's last proof.
     - Nothing is dispatched while the pool is paused, or to an engine that is out, held or full. The number of requests
       or the `KvLedger` makes an engine full; a request larger than the cache runs alone.
     - If no cache has room for a request, one engine gets nothing new until there is room; later requests go to the
@@ -327,11 +328,15 @@ class Router:
     # -- from engines -------------------------------------------------------------------------------------------
 
     def on_deltas(self, name: str, failures: int, deltas: Sequence[Delta], now: float) -> list[Action]:
-        """Add the tokens that an engine has sampled to its requests; replace an engine whose response is invalid."""
+        """Add the tokens that an engine has sampled to its requests; replace an engine whose response is invalid.
+
+        Hold the tokens of weights that are loading, and the request's later responses, until `on_loaded`.
+        """
         engine = self._current(name, failures)
         if engine is None:
             return []
-        engine.last_heard, vocab_size = now, self.vocab_size
+        engine.last_heard, vocab_size, held = now, self.vocab_size, 0
+        holding = bool(engine.held) or engine.max_step > engine.loaded.step
         actions: list[Action] = []
         stopped: list[str] = []
         if not isinstance(deltas, list | tuple):
@@ -343,8 +348,13 @@ class Router:
             if pending is None:
                 return [*actions, *self._fail(engine, f"{name} responded to {delta.id!r}, which it does not run")]
             if not pending.settled:
-                if fault := response_fault(delta, pending, engine.max_step, vocab_size):
+                if holding:
+                    held = sum(len(earlier.tokens) for earlier in engine.held.get(delta.id, ()))
+                if fault := response_fault(delta, pending, engine.max_step, vocab_size, held):
                     return [*actions, *self._fail(engine, f"{name} sent an invalid response: {fault}")]
+                if holding and (delta.id in engine.held or (delta.tokens and delta.version > engine.loaded.step)):
+                    engine.held.setdefault(delta.id, []).append(delta)
+                    continue
                 engine.kv.sampled(len(delta.tokens))
                 pending.add(delta)
                 if delta.cached is not None:
@@ -383,8 +393,13 @@ class Router:
     def on_stream_end(self, name: str, failures: int, batch: tuple[PendingRequest, ...]) -> list[Action]:
         """Replace an engine that ended its response stream before every request of the batch had finished."""
         engine = self._current(name, failures)
-        unended = [pending for pending in batch if pending.batch is batch]
-        if engine is not None and unended:
+        if engine is None:
+            return []
+        unended = [
+            pending for pending in batch
+            if pending.batch is batch and not any(delta.finish for delta in engine.held.get(pending.id, ()))
+        ]  # fmt: skip
+        if unended:
             return self._fail(engine, f"{name} ended its response without finishing request {unended[0].id!r}")
         return []
 
@@ -444,6 +459,7 @@ class Router:
         engine.failures, engine.cache_epoch = engine.failures + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
         engine.running.clear()
+        engine.held.clear()
         engine.holds.clear()
         engine.kv.clear()
         awaited = [pending for pending in running if not pending.settled]
@@ -494,6 +510,18 @@ class Router:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
         engine.loading, engine.max_step = str(version), max(engine.version.step, version.step)
 
+    def on_loaded(self, name: str, version: Version, now: float) -> list[Action]:
+        """Record the version that an engine has proved, and add the tokens that were held for the proof.
+
+        Call this when nothing is loading: before `on_proved`, and before the engine loads another version.
+        """
+        engine = self.engines.get(name)
+        if engine is None:  # the engine has left
+            return []
+        engine.loaded, engine.max_step = version, version.step
+        held, engine.held = engine.held, {}
+        return self.on_deltas(name, engine.failures, list(chain.from_iterable(held.values())), now) if held else []
+
     def on_proved(self, name: str, failures: int, version: Version, now: float) -> bool:
         """Let an engine serve after it has proved the newest weights; return False if the engine failed meanwhile.
 
@@ -502,11 +530,10 @@ class Router:
         engine = self._current(name, failures)
         if engine is None or engine.status is EngineStatus.LEAVING:
             return False
-        same = version.incarnation == engine.version.incarnation
-        engine.max_step = max(engine.max_step, version.step) if same else version.step
+        engine.max_step = version.step
         engine.cache_epoch += 1
         engine.kv.drop_idle()
-        engine.version, engine.last_heard = version, now
+        engine.version, engine.loaded, engine.last_heard = version, version, now
         engine.loading, engine.status = "", EngineStatus.SERVING
         return True
 

@@ -167,9 +167,15 @@ class EngineSupervisor:
         if self._newest is None and not self._serve_at_start:
             slot.state.status, slot.state.version = EngineStatus.WAITING, slot.state.loaded
             return False
+        self._accept_held(slot)
         admitted = self._router.on_proved(slot.name, failures, slot.state.loaded, self._clock.now())
         self._perform(())
         return admitted
+
+    def _accept_held(self, slot: EngineSlot) -> None:
+        """Accept the tokens that waited for the proof of the weights that an engine has now."""
+        self._perform(self._router.on_loaded(slot.name, slot.state.loaded, self._clock.now()))
+        slot.set_busy(bool(slot.state.running))
 
     def _not_out(self) -> list[EngineSlot]:
         """Return the engines that are neither being replaced nor joining."""
@@ -306,6 +312,7 @@ class EngineSupervisor:
 
     async def _before_loading(self, slot: EngineSlot, version: Version) -> None:
         """Preempt an engine's requests before it loads another incarnation's weights: their steps can't be compared."""
+        self._accept_held(slot)  # a request may have ended under the weights that were proved last
         if version.incarnation != slot.state.version.incarnation:
             self._router.on_published(version)
             await self._preempt(slot)

@@ -86,7 +86,11 @@ class Engines(RuleBasedStateMachine):
         self.version = dict.fromkeys(NAMES, at(0))
         self.sampled: dict[str, list[tuple[int, int]]] = {}
         """(incarnation, step) of the weights that sampled each token of a request."""
+        self.kept: dict[str, int] = {}
+        """Number of tokens that a request had at its last dispatch."""
         self.out: set[str] = set()
+        self.proved = {name: {at(0)} for name in NAMES}
+        """Weights that each engine has proved."""
         for name in NAMES:
             assert self.router.on_proved(name, 0, at(0), 0.0)
 
@@ -119,7 +123,9 @@ class Engines(RuleBasedStateMachine):
             pending.incarnations, [*(start for start, _ in pending.incarnations[1:]), None], strict=False
         ):
             told += [(incarnation, step) for step in pending.versions[start:stop]]
-        assert told == self.sampled.get(asked.id, []), "weights that did not sample it"
+        sampled = self.sampled.get(asked.id, [])
+        assert told == sampled[: len(told)], "weights that did not sample it"
+        assert pending.finish == "deadline" or len(told) == len(sampled), "tokens lost"
         assert dict(pending.newest(len(pending.tokens))) == {
             incarnation: max(step for own, step in told if own == incarnation) for incarnation, _ in told
         }
@@ -144,6 +150,7 @@ class Engines(RuleBasedStateMachine):
             wanted = pending.continuation()
             assert self.version[given.engine].step >= wanted.floor
             assert self.version[given.engine].incarnation == self.newest.incarnation, "weights that were given up"
+            self.kept[wanted.id] = len(pending.tokens)
             self.sampled[wanted.id] = self.sampled.get(wanted.id, [])[: len(pending.tokens)]
             self.runs[given.engine][wanted.id] = wanted, given.batch
 
@@ -168,9 +175,12 @@ class Engines(RuleBasedStateMachine):
     def place(self) -> None:
         self.do(self.router.dispatch(self.now))
 
-    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6), ends=st.booleans())
-    def sample(self, name: str, count: int, ends: bool) -> None:
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6), ends=st.booleans(), loads=st.booleans())
+    def sample(self, name: str, count: int, ends: bool, loads: bool = False) -> None:
+        if loads:
+            self.publish({name}, False)
         engine, deltas = self.router.engines[name], []
+        running = list(engine.running.values())
         for key, (asked, batch) in list(self.runs[name].items()):
             tokens = min(count, asked.max_new_tokens)
             over = tokens == asked.max_new_tokens
@@ -185,6 +195,9 @@ class Engines(RuleBasedStateMachine):
         if deltas:
             self.do(self.router.on_deltas(name, engine.failures, deltas, self.now))
             assert name not in self.out, "it was honest"
+        for pending in running:
+            new = pending.versions[self.kept[pending.id] :]
+            assert set(new) <= {version.step for version in self.proved[name]}, "tokens of weights without proof"
 
     @rule(name=st.sampled_from(NAMES), lie=st.sampled_from(sorted(LIES)))
     def lie(self, name: str, lie: str) -> None:
@@ -225,21 +238,33 @@ class Engines(RuleBasedStateMachine):
         self.router.on_loading(name, self.newest)
         assert not self.router.on_proved(name, self.router.engines[name].failures - 1, self.newest, self.now)
         assert self.router.engines[name].status is EngineStatus.OUT
+        self.proved[name].add(self.newest)
         assert self.router.on_proved(name, self.router.engines[name].failures, self.newest, self.now)
 
-    @rule(names=st.sets(st.sampled_from(NAMES)))
-    def publish(self, names: set[str]) -> None:
+    @rule(names=st.sets(st.sampled_from(NAMES)), proves=st.booleans())
+    def publish(self, names: set[str], proves: bool) -> None:
+        """Load new weights, with which engines sample at once; the proof may come later, or never."""
         self.newest = self.newest.next()
         self.router.on_published(self.newest)
         for name in names - self.out:
+            self.prove(name)
             if self.version[name].incarnation != self.newest.incarnation:
                 self.leave(name)
             self.router.on_loading(name, self.newest)
             self.version[name] = self.newest
-            self.router.on_proved(name, self.router.engines[name].failures, self.newest, self.now)
+            if proves:
+                self.prove(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def prove(self, name: str) -> None:
+        if name not in self.out and self.router.engines[name].loading:
+            self.proved[name].add(self.version[name])
+            self.do(self.router.on_loaded(name, self.version[name], self.now))
+            assert self.router.on_proved(name, self.router.engines[name].failures, self.version[name], self.now)
 
     def leave(self, name: str) -> None:
         """End what an engine runs: at once with what it has, or as whole batches at their ends."""
+        self.prove(name)
         self.router.preempt(name)
         while self.runs[name]:
             self.sample(name, 6, not self.router.whole_batches)
@@ -302,7 +327,9 @@ class Engines(RuleBasedStateMachine):
             assert engine.kv.left == sum(pending.tokens_left for pending in engine.running.values()) >= 0
             self.check_ledger(engine)
             assert (engine.status is EngineStatus.OUT) == (name in self.out)
-            assert set(engine.running) == set(self.runs[name])
+            ended = {key for key, held in engine.held.items() if held[-1].finish}
+            assert set(engine.running) - ended == set(self.runs[name])
+            assert set(engine.held) <= set(engine.running)
 
     def check_ledger(self, engine: EngineState) -> None:
         """The account is what the engine runs, no idle session is counted beyond the cache, and none outlives it."""
@@ -324,13 +351,14 @@ class Engines(RuleBasedStateMachine):
         for name in NAMES:
             self.hold(name, False)
             self.come_back(name, True)
-        self.publish(set(NAMES))
+        self.publish(set(NAMES), True)
         for _ in range(2 * len(self.asked) + 9):
             before = len(self.asked)
             self.place()
             assert before == 0 or any(engine.running for engine in self.router.engines.values()), "a deadlock"
             for name in NAMES:
-                self.sample(name, 6, False)
+                self.sample(name, 6, False, loads=True)
+                self.prove(name)
         assert not self.asked, "lost"
 
 
@@ -431,6 +459,44 @@ def test_a_loading_engine_does_not_count_as_silent() -> None:
     assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 5)], 41.0) == []
 
 
+@pytest.mark.parametrize("proves", [True, False])
+def test_tokens_of_loading_weights_are_added_after_their_proof_and_dropped_with_their_engine(proves: bool) -> None:
+    router = serving("a", step=3)
+    given = dispatched(router, *(asks(request(name, 0, 5), seed=9) for name in ("1", "2", "3")))
+    first, second, third = given.batch
+    one, two, three = (pending.continuation() for pending in given.batch)
+    router.on_loading("a", at(4))
+    assert router.on_deltas("a", 0, [honest(one, 1, 3), honest(one, 0, 3), honest(two, 5, 4, "length")], 1.0) == []
+    rest, end = replace(one, tokens=(0, 1)), Delta("1", (4, 5), (-0.5,) * 2, 4, 4, "length")
+    assert router.on_deltas("a", 0, [honest(rest, 2, 4), honest(three, 1, 4), end], 2.0) == []
+    assert [pending.tokens for pending in given.batch] == [[1], [], []]
+    router.cancel(["3"])
+    router.on_deltas("a", 0, [honest(three, 0, 4, "abort")], 3.0)
+    assert list(router.engines["a"].running) == ["1", "2"], "a settled request leaves without the proof"
+    assert router.on_stream_end("a", 0, given.batch) == [], "all have ended, though two wait for the proof"
+    assert router.on_deltas("a", 5, [honest(two, 1, 4)], 3.0) == []
+    if proves:
+        completed = router.on_loaded("a", at(4), 4.0)
+        assert completed == [CompleteRequest(second), CompleteRequest(first)]
+        assert (first.tokens, first.versions) == ([1, 2, 3, 4, 5], [3, 4, 4, 4, 4])
+        assert not router.engines["a"].kv.left
+        assert not router.num_open
+        return
+    assert [type(action) for action in router.on_failure("a", 0, "a wrong receipt")] == [Quarantine]
+    assert router.on_proved("a", 1, at(4), 5.0)
+    assert router.on_loaded("a", at(4), 5.0) == []
+    (again,) = router.dispatch(5.0)
+    assert [pending.continuation().tokens for pending in again.batch] == [(0, 1), (0,)]
+
+
+def test_an_engine_that_names_more_tokens_than_asked_before_its_proof_is_replaced() -> None:
+    router = serving("a")
+    asked = dispatched(router, asks(request("1", 0, 5))).batch[0].continuation()
+    router.on_loading("a", at(1))
+    assert router.on_deltas("a", 0, [honest(asked, 3, 1)], 0.0) == []
+    assert [type(action) for action in router.on_deltas("a", 0, [honest(asked, 3, 1)], 0.0)] == [Quarantine]
+
+
 def ended(given: Dispatch, step: int) -> list[Delta]:
     return [honest(pending.continuation(), 0, step, "abort") for pending in given.batch]
 
@@ -479,7 +545,8 @@ def test_a_request_continued_over_a_rollback_records_the_weights_of_each_token()
     (given,) = router.dispatch(0.0)
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 1, 4)], 0.0)
     router.on_loading("a", at(5, 1))
-    (answer,) = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 5, "length")], 0.0)
+    assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 5, "length")], 0.0) == []
+    (answer,) = router.on_loaded("a", at(5, 1), 0.0)
     assert isinstance(answer, CompleteRequest)
     assert answer.request.versions == [4, 4, 4, 5, 5, 5]
     assert answer.request.incarnations == [(0, 0), (2, 1)]

@@ -55,7 +55,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.error_text import did_you_mean
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
-from relax_core.runners.launch import STAGES, Launch, Runner
+from relax_core.runners.launch import RECIPE, STAGES, Launch, Runner
 from relax_core.tensor_files.whole_folder import finish_replacement
 
 RECIPES = "relax.recipes"
@@ -286,7 +286,7 @@ def prepare(
         runner = executor.submit(make_runner, composed.config, catalogue, begin=True)
         executor.shutdown(wait=False)
     try:
-        planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
+        planned = planned.build_recipe(directory.path / RECIPE, sources, overrides)
         composed = planned.composed
         directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config.dump()))
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved]})

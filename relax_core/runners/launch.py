@@ -25,6 +25,8 @@ from relax_core.rpc import messages
 messages.register(RunEpoch)
 
 
+RECIPE = "recipe"
+"""Folder of a run directory with the files that the build of a named recipe made."""
 STAGES = "stages"
 """Folder of a run directory with one directory for each stage."""
 

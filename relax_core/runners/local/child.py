@@ -69,6 +69,8 @@ def _confine(channel: int, certificate: dict[str, Any]) -> None:
     closed = [path for path in code.difference(writable) if any(is_below(path, folder) for folder in writable)]
     if "/" in writable:
         closed = []
+    if os.path.isdir(recipe := certificate.pop("recipe")):
+        closed.append(os.path.realpath(recipe))
     refusal = fork_kept(channel, scratch, writable, closed, hidden)
     os.chdir(scratch)
     if not (give_up_writing([*writable, MEMORY], *([*closed, *hidden], hidden) if refusal else ())):

@@ -45,7 +45,8 @@ def give_up_writing(writable: Sequence[str], closed: Sequence[str] = (), unread:
     """Give up writing outside of the folders `writable` and DEVICES; return False if the kernel has no Landlock.
 
     All paths are absolute and without symbolic links. `closed`: folders inside of writable folders that can't be written
-    unless they are also `writable`. `unread`: folders whose files can't be opened even for reading, except in `writable`.
+    unless they are also `writable`. `unread`: folders whose files can't be opened even for reading, except in `writable` and
+    `closed` folders in them.
     Root's capabilities except KEPT_CAPABILITIES are given up in any case.
 
     The restriction holds for this thread and all threads and processes that it starts. Call this function before
@@ -67,7 +68,8 @@ def give_up_writing(writable: Sequence[str], closed: Sequence[str] = (), unread:
     rights = dict.fromkeys(devices, writing | reading)
     rights |= {path: writing | reading for folder in writable for path in _without(folder, closed)}
     if unread:
-        rights = dict.fromkeys(_without("/", unread), reading) | rights
+        inside = (path for path in closed if any(path.startswith(f"{folder}/") for folder in unread))
+        rights = dict.fromkeys((*_without("/", unread), *inside), reading) | rights
     try:
         for path, allowed in rights.items():
             with suppress(OSError):  # the path was deleted or can't be written anyway

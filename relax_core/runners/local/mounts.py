@@ -30,8 +30,8 @@ def enter_mounts(writable: Sequence[str] = (), closed: Sequence[str] = (), hidde
     """Enter a mount namespace in which only the folders `writable` can be changed. Raises OSError.
 
     All paths are absolute and without symbolic links. `/` in `writable`: the whole tree. `closed`: folders inside of
-    writable folders that are read-only. `hidden`: folders that are replaced by empty ones, except for writable folders in
-    them. The longest path decides.
+    writable folders that are read-only. `hidden`: folders that are replaced by empty ones, except for `writable` and
+    `closed` folders in them. The longest path decides.
     """
     check("unshare", libc.unshare(NEW_MOUNTS))
     check("mount /", libc.mount(None, b"/", None, ctypes.c_ulong(SLAVE), None))

@@ -33,7 +33,7 @@ from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
 from relax_core.rpc.remote_worker import RemoteWorker
-from relax_core.runners.launch import Launch
+from relax_core.runners.launch import RECIPE, Launch
 from relax_core.runners.local.child_log import ChildLog
 from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 from relax_core.tensor_files.mapped_files import PREFIX, claim, sweep_abandoned
@@ -217,8 +217,9 @@ class LocalWorkers:
     ) -> None:
         """Start nothing yet.
 
-        `redactor` removes secrets from logs. `protected`: the run directory, which untrusted children can't
-        change. `run_env`: variables of all children. `about`: fields of all records in the logs.
+        `redactor` removes secrets from logs. `protected`: the run directory, of which untrusted children see only a
+        recipe's files, and can't change them. `run_env`: variables of all children. `about`: fields of all records in
+        the logs.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock = log_dir, clock or SystemClock()
@@ -290,6 +291,7 @@ class LocalWorkers:
                     "name": spec.name, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
                     "own_interpreter": bool(spec.python), "scratch": scratch,
                     "protected": str(self._protected or ""), "writable": spec.writable, "records": log is not None,
+                    "recipe": str(self._protected / RECIPE) if self._protected else "",
                 }  # fmt: skip
                 body = messages.encode({**own, **self._certificate})
                 await process.tell(struct.pack("<I", len(body)) + body)

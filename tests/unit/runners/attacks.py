@@ -116,6 +116,7 @@ class Attacker:
                 "new device": lambda: os.mknod("disk", stat.S_IFBLK, os.makedev(7, 99)),
                 "lock": lambda: share_lock(ledger),
                 "ledger": lambda: opened(ledger),
+                "recipe": lambda: opened(Path(run, "recipe", "agent.py")),
                 "attributes": lambda: os.setxattr(ledger, "user.x", b"x"),
                 "mode of the run": lambda: os.chmod(run, 0),
                 "entry of the run": lambda: nameless(run),
@@ -124,7 +125,7 @@ class Attacker:
             }
         )
 
-    def use(self, writable: list[str]) -> list[str]:
+    def use(self, writable: list[str], recipe: str) -> list[str]:
         """Use what stays open, and return what succeeded."""
         shutil.copyfile("/etc/hostname", "name")
         return succeeding(
@@ -135,6 +136,7 @@ class Attacker:
                 "temporary": lambda: [nameless(folder) for folder in (".", "/var/tmp", "/dev/shm")],
                 "writable": lambda: [Path(folder, "new").write_text("x") for folder in writable],
                 "read": lambda: [Path(folder, "new").read_text() for folder in writable],
+                "recipe": lambda: Path(recipe, "agent.py").read_text(),
                 "locks": multiprocessing.Lock,
             }
         )

@@ -49,6 +49,8 @@ async def workers(tmp_path: Path) -> AsyncIterator[LocalWorkers]:
     for folder in ("run", "kept"):
         (tmp_path / folder).mkdir()
     (tmp_path / "run" / "ledger.db").touch()
+    (tmp_path / "run" / "recipe").mkdir()
+    (tmp_path / "run" / "recipe" / "agent.py").touch()
     made = LocalWorkers(log_dir=tmp_path / "logs", protected=tmp_path / "run")
     yield made
     await made.close()
@@ -108,9 +110,10 @@ async def test_code_of_authors_may_change_its_own_process_and_writable_folders_a
     writable = (str(tmp_path / "kept"), str(tmp_path / "run" / "media"))
     (worker,) = await workers.start([spec(python, writable)])
     assert not await worker.call("touch", str(tmp_path / "run"), timeout_s=CALL_S)
-    used = await worker.call("use", list(writable), timeout_s=CALL_S)
+    used = await worker.call("use", list(writable), str(tmp_path / "run" / "recipe"), timeout_s=CALL_S)
     has_mounts = not (python or REFUSED)
-    assert used == (*(["mode"] if has_mounts else []), "devices", "terminal", "temporary", "writable", "read", "locks")
+    open_to_all = ("devices", "terminal", "temporary", "writable", "read", "recipe", "locks")
+    assert used == (*(["mode"] if has_mounts else []), *open_to_all)
     own = await worker.call("own_rights", timeout_s=CALL_S)
     assert own["self"] and own["nice"] == "19" and own["session"] > 0
 

@@ -73,7 +73,7 @@ def test_a_process_ends_a_bad_input_as_the_command_in_this_process_does(relax_he
     )  # fmt: skip
     check_end(Ran(done.returncode, done.stdout, done.stderr))
     assert (here := relax_here(*words)).code == done.returncode in REFUSED
-    assert done.stderr.endswith(here.err)  # a process that takes five seconds also says what it does
+    assert here.err and done.stderr.endswith(here.err)  # a process that takes five seconds also says what it does
 
 
 def bad_command(verb: str, target: str, number: int, place: Path) -> tuple[Path, list[str | Path]]:

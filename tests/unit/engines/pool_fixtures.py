@@ -18,7 +18,7 @@ from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
-from tests.unit.engines.scripted_engine import GATE, LONG
+from tests.unit.engines.scripted_engine import GATE, HELD_BACK
 from tests.unit.sampling.toy_policy import Completion, completion_of
 
 ENGINE = Chosen("engine", "scripted")
@@ -97,9 +97,13 @@ def left(pool: EnginePool) -> int:
     return sum(int(facts["tokens_left"]) for facts in pool.facts().values())
 
 
+def running(pool: EnginePool) -> int:
+    return sum(int(facts["running"]) for facts in pool.facts().values())
+
+
 async def under_way(pool: EnginePool, requests: int) -> None:
     """Wait until so many long requests are in the middle, where a shut gate keeps them."""
-    await until(lambda: 0 < left(pool) < requests * LONG - requests)
+    await until(lambda: running(pool) == requests and left(pool) == requests * HELD_BACK)
 
 
 async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from relax_core.api import Action, Delta, GenerateRequest, Media
+from relax_core.api import Action, Delta, GenerateRequest, LogMetrics, Media
 from relax_core.api.events import Span
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
@@ -125,6 +125,8 @@ def test_a_column_whose_places_do_not_fit_is_refused(code: int, held: Any, error
 
 def example(kind: Any, inside: tuple[Any, ...] = ()) -> Any:
     """Some value of an annotated type, every optional field filled; what holds others of its own type holds none."""
+    if kind is LogMetrics:
+        return LogMetrics({"user/x": 0.25}, 3)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return arguments[-1]
